@@ -52,7 +52,7 @@ class BlockState(enum.Enum):
 
 
 class OutOfBlocks(ResourceExhausted):
-    """``wanted`` blocks were asked for, ``available`` of ``total`` are free or evictable. Nothing was taken."""
+    """``wanted`` blocks were asked for; ``available`` of ``total`` are free or evictable; none was taken."""
 
     def __init__(self, wanted: int, available: int, total: int) -> None:
         super().__init__(f"{wanted} KV blocks wanted, {available} of {total} available")
@@ -101,7 +101,7 @@ class BlockManager:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._state = [BlockState.FREE] * num_blocks
-        self._counts = {state: 0 for state in BlockState}
+        self._counts = dict.fromkeys(BlockState, 0)
         self._counts[BlockState.FREE] = num_blocks
         self._changes: dict[bytes, bool] = {}
         self._max_changes = max_pending_changes
@@ -188,7 +188,7 @@ class BlockManager:
     # -- prefix cache -----------------------------------------------------------------------------------
 
     def register(self, block: int, block_hash: bytes) -> bool:
-        """``block`` is full and final: let ``match`` find it. False if another block holds this hash already."""
+        """``block`` is full and final: let ``match`` find it. False if another block holds this hash."""
         assert self._state[block] is not BlockState.FREE, f"block {block} is free"
         assert not self._quarantines[block], f"block {block} is still being read into"
         if self._prefix is None:
@@ -230,10 +230,10 @@ class BlockManager:
         return self._guard.generation(block)
 
     def check_integrity(self) -> None:
-        """Recompute everything from the counts; raises AssertionError naming the first block that is wrong."""
+        """Recompute everything from the counts; AssertionError names the first block that is wrong."""
         free, cached = set(self._free), set(self._cached)
         assert len(free) == len(self._free), "a block is twice in the free list"
-        tally = {state: 0 for state in BlockState}
+        tally = dict.fromkeys(BlockState, 0)
         for block in range(self.num_blocks):
             expected = self._derive(block)
             found = self._state[block]

@@ -76,7 +76,8 @@ class KvPool:
 
     ``checksums``: whether blocks are sealed with a checksum and arriving ones verified. Default: on for CPU
     pools, off for others, where it would need a copy to the host per block (the seam is ``block_view``);
-    asking for it there raises InvalidArgument. Both ends of a hand-over must agree. Generations are always on.
+    asking for it there raises InvalidArgument. Both ends of a hand-over must agree. Generations are always
+    on.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The prefix cache's names and index: blocks are found again by a hash chain over token ids.
 
-A block's hash covers its tokens and, through its parent's hash, everything before it, the worker's fingerprint
-and the tenant's salt. Hashes are equal in every process (never Python's ``hash``), so the router can match
+A block's hash covers its tokens and, through its parent's hash, all before it, the worker's fingerprint and
+the tenant's salt. Hashes are equal in every process (never Python's ``hash``), so the router can match
 prompts against the blocks that workers announce.
 """
 
@@ -61,7 +61,7 @@ class PrefixIndex:
         return self._hash_by_block.get(block)
 
     def put(self, block_hash: bytes, block: int) -> bool:
-        """Store ``block`` under ``block_hash``; True if it is (now) the one found there, False if another is."""
+        """Store ``block`` under ``block_hash``; True if it is (now) found there, False if another is."""
         assert len(block_hash) == HASH_BYTES, len(block_hash)
         holder = self._block_by_hash.setdefault(block_hash, block)
         if holder != block:
