@@ -1,0 +1,46 @@
+# Two commands: `make demo` and `make test`. Both make .venv when it is missing.
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check protos format bench clean help
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Weir needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version). Set PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV) || \
+		{ echo "cannot make a virtual environment: on Debian and Ubuntu install python3-venv"; exit 1; }; }
+	@echo "installing Weir and what it needs into $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt -e '.[demo,dev]' \
+		| grep -vE '^(Requirement already|Looking in|Obtaining)' || true
+	@$(BIN)/python -c 'import weir, grpc, torch, nixl'
+	@touch $@
+
+demo: $(STAMP) ## serve the demo model through prefill and decode, ask it one question, show the timeline
+	@$(BIN)/weir demo
+
+test: $(STAMP) ## run all tests
+	@$(BIN)/python -m pytest -q
+
+check: $(STAMP) ## ruff, format, mypy, buf lint, stub freshness, architecture
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/buf lint
+	@$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_protos.py
+
+protos: $(STAMP) ## write the Python stubs of the protos
+	@PYTHON=$(BIN)/python sh protos/generate.sh
+
+format: $(STAMP) ## format the code
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+bench: $(STAMP) ## measure the engine against the machine's limits
+	@$(BIN)/weir bench engine
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

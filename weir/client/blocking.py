@@ -1,0 +1,78 @@
+"""The blocking client, for scripts and threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self, Unpack
+
+import grpc
+
+from weir.client.messages import Collector, chat_request, event_from_pb, generate_request, models_from_pb
+from weir.client.types import Completion, Event, Message, ModelInfo, Options
+from weir.rpc.channel import CHANNEL_OPTIONS
+from weir.rpc.status import from_rpc_error
+from weir.rpc.v1 import router_pb2, router_pb2_grpc
+
+
+class Client:
+    """Talks to one router; the same calls as AsyncClient with ordinary iterators."""
+
+    def __init__(self, address: str, *, token: str | None = None) -> None:
+        """``address`` is host:port of a router's gRPC door; ``token`` is sent as a bearer token."""
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._stub = router_pb2_grpc.RouterServiceStub(self._channel)
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; running requests are cancelled."""
+        self._channel.close()
+
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Iterator[Event]:
+        """Stream a completion of text or token ids: Accepted, then Deltas, then Final."""
+        return self._stream(generate_request(prompt, options), options.get("timeout_s"))
+
+    def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Iterator[Event]:
+        """Stream an answer to a chat, rendered with the model's own template."""
+        return self._stream(chat_request(messages, options), options.get("timeout_s"))
+
+    def complete(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Completion:
+        """The whole completion at once."""
+        return _collect(self.generate(prompt, **options))
+
+    def complete_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
+        """The whole answer at once."""
+        return _collect(self.chat(messages, **options))
+
+    def models(self) -> list[ModelInfo]:
+        """Models that are served."""
+        try:
+            answer = self._stub.ListModels(router_pb2.ListModelsRequest(), metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        return models_from_pb(answer)
+
+    def _stream(self, request: router_pb2.GenerateRequest, timeout_s: float | None) -> Iterator[Event]:
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        try:
+            for response in call:
+                yield event_from_pb(response)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        finally:
+            call.cancel()
+
+
+def _collect(stream: Iterator[Event]) -> Completion:
+    collector = Collector()
+    for event in stream:
+        collector.add(event)
+    return collector.completion()
