@@ -1,0 +1,197 @@
+"""A whole cluster on this machine: nats-server, controller, router and workers, as separate processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from weir.cli.process import ChildProcess
+from weir.client import AsyncClient
+from weir.errors import Unavailable
+from weir.events.nats_server import EmbeddedNats
+from weir.lifecycle import Role
+
+READY_TIMEOUT_S = 120.0
+STOP_GRACE_S = 10.0
+CONNECT_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """What to start. ``nats_url`` None starts an embedded server; ports 0 are chosen by the system."""
+
+    model_dir: Path
+    model_name: str
+    log_dir: Path
+    prefill: int = 1
+    decode: int = 1
+    mixed: int = 0
+    nats_url: str | None = None
+    host: str = "127.0.0.1"
+    grpc_port: int = 0
+    http_port: int = 0
+    routers: int = 1
+    worker_flags: tuple[str, ...] = ()
+    router_flags: tuple[str, ...] = ()
+    device: str = "cpu"
+
+    def roles(self) -> list[Role]:
+        """The role of each worker, in start order."""
+        return [Role.PREFILL] * self.prefill + [Role.DECODE] * self.decode + [Role.MIXED] * self.mixed
+
+
+@dataclass(slots=True)
+class Cluster:
+    """Running processes; an async context manager that leaves nothing behind.
+
+    ``say`` is called with a line of progress for people.
+    """
+
+    spec: ClusterSpec
+    say: Callable[[str], None] = lambda line: None
+    nats: EmbeddedNats | None = None
+    nats_url: str = ""
+    controller: ChildProcess | None = None
+    routers: list[ChildProcess] = field(default_factory=list)
+    workers: list[ChildProcess] = field(default_factory=list)
+    router_address: str = ""
+    http_address: str = ""
+    controller_address: str = ""
+    worker_addresses: dict[str, str] = field(default_factory=dict)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _start(self) -> None:
+        self.nats_url = self.spec.nats_url or await self._start_nats()
+        starting = [self._start_controller()]
+        starting += [self._start_router() for _ in range(self.spec.routers)]
+        starting += [self.start_worker(role, index) for index, role in enumerate(self.spec.roles())]
+        await _all_or_first_error(starting)
+        await self.wait_connected()
+
+    async def _start_nats(self) -> str:
+        self.nats = EmbeddedNats(self.spec.log_dir / "nats")
+        await asyncio.to_thread(self.nats.start)
+        self.say(f"nats-server   {self.nats.url}")
+        return self.nats.url
+
+    def _log(self, name: str) -> Path:
+        return self.spec.log_dir / f"{name}.log"
+
+    async def _start_controller(self) -> None:
+        argv = [sys.executable, "-m", "weir.services.controller", "--nats", self.nats_url]
+        argv += ["--bind", f"{self.spec.host}:0"]
+        self.controller = await ChildProcess.start("controller", argv, self._log("controller"))
+        words = await self.controller.wait_ready(READY_TIMEOUT_S)
+        self.controller_address = words[-1]
+        self.say(f"controller    {self.controller_address}")
+
+    async def _start_router(self) -> None:
+        index = len(self.routers)
+        spec = self.spec
+        argv = [sys.executable, "-m", "weir.services.router", "--nats", self.nats_url]
+        argv += ["--bind", f"{spec.host}:{spec.grpc_port if index == 0 else 0}"]
+        argv += ["--http", f"{spec.host}:{spec.http_port if index == 0 else 0}"]
+        argv += ["--model", str(spec.model_dir), "--model-name", spec.model_name, *spec.router_flags]
+        router = await ChildProcess.start(f"router-{index}", argv, self._log(f"router-{index}"))
+        self.routers.append(router)
+        words = await router.wait_ready(READY_TIMEOUT_S)
+        addresses = dict(word.split("=", 1) for word in words if "=" in word)
+        if index == 0:
+            self.router_address = addresses["grpc"]
+            self.http_address = addresses.get("http", "")
+        self.say(f"router        gRPC {addresses['grpc']}   HTTP {addresses.get('http', 'off')}")
+
+    async def start_worker(self, role: Role, index: int) -> ChildProcess:
+        """Start one more worker on the core that ``index`` falls on, and wait until it is ready."""
+        spec = self.spec
+        argv = [sys.executable, "-m", "weir.services.worker", "--role", role.value, "--nats", self.nats_url]
+        argv += ["--bind", f"{spec.host}:0", "--model", str(spec.model_dir), "--model-name", spec.model_name]
+        argv += ["--device", spec.device]
+        if spec.device == "cpu":
+            argv += cpu_flags(index, len(spec.roles()))
+        worker = await ChildProcess.start(
+            f"{role.value}-{index}", [*argv, *spec.worker_flags], self._log(f"{role.value}-{index}")
+        )
+        self.workers.append(worker)
+        words = await worker.wait_ready(READY_TIMEOUT_S)
+        worker_id, address = words[1], words[-1]
+        self.worker_addresses[worker_id] = address
+        self.say(f"{role.value:<13} {address}   {worker_id}, pid {worker.pid}")
+        return worker
+
+    async def wait_connected(self, timeout_s: float = 30.0) -> None:
+        """Wait until the router has sessions with every worker that is up."""
+        wanted = set(self.worker_addresses)
+        seen: set[str] = set()
+        try:
+            async with asyncio.timeout(timeout_s), AsyncClient(self.router_address) as client:
+                while not wanted <= seen:
+                    answer = await client.workers()
+                    seen = {w.worker_id for w in answer.workers if w.connected}
+                    await asyncio.sleep(CONNECT_POLL_S)
+        except TimeoutError:
+            missing = ", ".join(sorted(wanted - seen))
+            raise Unavailable(f"router did not connect to {missing} within {timeout_s:g} s") from None
+
+    def processes(self) -> list[ChildProcess]:
+        """All children but nats-server."""
+        head = [self.controller] if self.controller is not None else []
+        return [*head, *self.routers, *self.workers]
+
+    async def wait_any_exit(self) -> ChildProcess:
+        """The first child that ends by itself."""
+        waiting = {asyncio.create_task(p.wait()): p for p in self.processes()}
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            return waiting[done.pop()]
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Stop everything in order: routers (they finish their streams), workers, controller, NATS."""
+        await asyncio.gather(*(p.stop(STOP_GRACE_S) for p in self.routers))
+        await asyncio.gather(*(p.stop(STOP_GRACE_S) for p in self.workers))
+        if self.controller is not None:
+            await self.controller.stop(STOP_GRACE_S)
+        if self.nats is not None:
+            await asyncio.to_thread(self.nats.stop)
+            self.nats = None
+
+
+async def _all_or_first_error(starting: list[object]) -> None:
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in starting]  # type: ignore[call-overload]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def cpu_flags(index: int, workers: int) -> list[str]:
+    """Flags that give worker ``index`` of ``workers`` its own share of this process's cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // max(1, workers))
+    first = index * share % len(cores)
+    mine = cores[first : first + share]
+    return ["--cpus", ",".join(map(str, mine)), "--threads", str(len(mine))]

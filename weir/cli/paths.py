@@ -1,0 +1,29 @@
+"""Where the command line keeps things on the user's machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from weir.errors import InvalidArgument
+
+
+def cache_root() -> Path:
+    """``$WEIR_CACHE``, else ``$XDG_CACHE_HOME/weir``, else ``~/.cache/weir``; not created here."""
+    own = os.environ.get("WEIR_CACHE")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "weir"
+
+
+def model_dir(name: str) -> Path:
+    """The folder of a model given on the command line; ``demo`` is the demo model, converted once."""
+    if name == "demo":
+        from weir.models.demo import demo_model_dir  # numpy and gguf load only when asked for
+
+        return demo_model_dir(cache_root())
+    path = Path(name).expanduser()
+    if not (path / "config.json").is_file():
+        raise InvalidArgument("--model", name, "must be 'demo' or a folder with a config.json")
+    return path.resolve()

@@ -1,0 +1,115 @@
+"""``weir up``: a local cluster that stays, with its live state."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from weir.cli.cluster import Cluster, ClusterSpec
+from weir.client import AsyncClient
+from weir.clock import SystemClock
+from weir.errors import Unavailable, WeirError
+from weir.rpc.v1 import common_pb2, router_pb2
+
+REFRESH_S = 1.0
+PLAIN_REFRESH_S = 10.0
+ROLE_WORDS = {
+    common_pb2.ROLE_PREFILL: "prefill",
+    common_pb2.ROLE_DECODE: "decode",
+    common_pb2.ROLE_MIXED: "mixed",
+}
+
+
+@dataclass(slots=True)
+class Rates:
+    """Tokens per second from two load reports of the same worker."""
+
+    last: dict[str, tuple[float, int, int]] = field(default_factory=dict)
+
+    def update(self, worker_id: str, now_s: float, prefilled: int, generated: int) -> tuple[float, float]:
+        """Prefilled and generated tokens a second since the last call for this worker."""
+        before = self.last.get(worker_id)
+        self.last[worker_id] = (now_s, prefilled, generated)
+        if before is None or now_s <= before[0]:
+            return 0.0, 0.0
+        span_s = now_s - before[0]
+        return max(0, prefilled - before[1]) / span_s, max(0, generated - before[2]) / span_s
+
+
+def workers_table(answer: router_pb2.ListWorkersResponse, rates: Rates, now_s: float) -> Table:
+    """Workers, roles, queues, KV usage and speeds."""
+    title = "workers" + (" (registry out of reach: last known view)" if answer.stale else "")
+    table = Table(title=title, title_justify="left", header_style="bold", expand=False)
+    for heading in ("worker", "role", "state"):
+        table.add_column(heading)
+    for heading in ("running", "waiting", "KV used", "leases", "reads", "prefill tok/s", "decode tok/s"):
+        table.add_column(heading, justify="right")
+    for worker in sorted(answer.workers, key=lambda w: (w.role, w.worker_id)):
+        load = worker.load
+        blocks = load.blocks
+        held = blocks.used + blocks.leased + blocks.quarantined
+        share = f"{held}/{blocks.total} ({100 * held / blocks.total:.0f} %)" if blocks.total else "-"
+        prefill, decode = rates.update(worker.worker_id, now_s, load.prefilled_tokens, load.generated_tokens)
+        state = "draining" if worker.draining else "ready" if worker.connected else "connecting"
+        table.add_row(
+            worker.worker_id, ROLE_WORDS.get(worker.role, "?"), state, str(load.running), str(load.waiting), share,
+            str(load.open_leases), str(load.outstanding_reads), f"{prefill:.0f}", f"{decode:.0f}",
+        )  # fmt: skip
+    return table
+
+
+def plain_line(answer: router_pb2.ListWorkersResponse) -> str:
+    """The same state as one line, for logs."""
+    parts = []
+    for worker in sorted(answer.workers, key=lambda w: (w.role, w.worker_id)):
+        blocks = worker.load.blocks
+        held = blocks.used + blocks.leased + blocks.quarantined
+        parts.append(
+            f"{worker.worker_id} {ROLE_WORDS.get(worker.role, '?')} run={worker.load.running} "
+            f"wait={worker.load.waiting} kv={held}/{blocks.total}"
+        )
+    return " | ".join(parts)
+
+
+async def run_up(console: Console, spec: ClusterSpec) -> None:
+    """Start the cluster and show it until cancelled or until one of its processes ends by itself."""
+    console.rule("starting", align="left", style="grey50")
+    async with Cluster(spec, say=lambda line: console.print(line, highlight=False)) as cluster:
+        console.print(f"\nready: model [bold]{spec.model_name}[/]; stop with Ctrl-C")
+        console.print(f"  weir chat --router {cluster.router_address}", highlight=False)
+        if cluster.http_address:
+            console.print(f"  OpenAI API at http://{cluster.http_address}/v1\n", highlight=False)
+        show = asyncio.create_task(_show(console, cluster), name="live-state")
+        ended = asyncio.create_task(cluster.wait_any_exit(), name="watch-processes")
+        try:
+            await asyncio.wait({show, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (show, ended):
+                task.cancel()
+            await asyncio.gather(show, ended, return_exceptions=True)
+        if ended.done() and not ended.cancelled():
+            child = ended.result()
+            raise Unavailable(f"{child.name} ended with exit code {child.exit_code}\n{child.log_tail()}")
+        show.result()
+
+
+async def _show(console: Console, cluster: Cluster) -> None:
+    clock, rates = SystemClock(), Rates()
+    async with AsyncClient(cluster.router_address) as client:
+        if not console.is_terminal:
+            while True:
+                console.print(plain_line(await client.workers()), highlight=False, soft_wrap=True)
+                await asyncio.sleep(PLAIN_REFRESH_S)
+        with Live(console=console, auto_refresh=False) as live:
+            while True:
+                try:
+                    live.update(
+                        workers_table(await client.workers(), rates, clock.monotonic_s()), refresh=True
+                    )
+                except WeirError as error:
+                    live.update(f"router does not answer: {error}", refresh=True)
+                await asyncio.sleep(REFRESH_S)
