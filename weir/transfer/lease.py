@@ -1,7 +1,7 @@
 """Leases: which blocks of this worker are promised to a reader, and until when.
 
-A lease is opened when a prompt is admitted for prefill and grows with each sealed chunk. It ends exactly once,
-for whichever reason comes first; whoever ends it gets its blocks to unlease, everybody later gets nothing:
+A lease is opened when a prompt is admitted for prefill and grows with each sealed chunk. It ends exactly once
+for the reason that comes first; whoever ends it gets its blocks to unlease, everybody later gets nothing:
 
     open ─► extend* ─► READ_PROVEN | CANCELLED | SESSION_LOST | DEADLINE | SHUTDOWN | ROLE_CHANGE
 
