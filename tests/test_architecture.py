@@ -101,7 +101,7 @@ def layer_of(module: str) -> float | None:
 
 
 def imports_of(path: Path, module: str, *, runtime_only: bool = False) -> Iterator[tuple[str, int]]:
-    """Absolute names imported by a file, with lines; ``from a import b`` gives ``a.b`` if that is a module."""
+    """Names imported by a file, with lines; ``from a import b`` gives ``a.b`` if that is a module."""
     tree = ast.parse(path.read_text())
     skip: set[int] = set()
     if runtime_only:
@@ -124,9 +124,7 @@ def imports_of(path: Path, module: str, *, runtime_only: bool = False) -> Iterat
 
 
 def test_every_module_has_a_layer() -> None:
-    homeless = [
-        m for m in MODULES if layer_of(m) is None and m not in {"weir", "weir.kernels", "weir.__main__"}
-    ]
+    homeless = [m for m in MODULES if layer_of(m) is None and m not in {"weir", "weir.kernels", "weir.__main__"}]
     assert homeless == []
     assert len(MODULES) > 60, "the walk must see the whole tree"
 
@@ -163,9 +161,7 @@ def _service_fault(module: str, name: str) -> str | None:
     return None if allowed else f"services never import each other: {name}"
 
 
-@pytest.mark.parametrize(
-    "module", sorted(m for m in MODULES if any(m == p or m.startswith(p + ".") for p in PURE))
-)
+@pytest.mark.parametrize("module", sorted(m for m in MODULES if any(m == p or m.startswith(p + ".") for p in PURE)))
 def test_pure_modules_touch_nothing_outside(module: str) -> None:
     used = {name.split(".")[0] for name, _ in imports_of(MODULES[module], module, runtime_only=True)}
     assert used & IMPURE_IMPORTS == set()

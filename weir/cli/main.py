@@ -44,9 +44,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it")] = False,
 ) -> None:
     """Disaggregated LLM serving: prefill and decode on separate workers."""
 
@@ -68,9 +66,7 @@ def up(
     prefill: Annotated[int, typer.Option(min=0, max=64, help="Prefill workers")] = 1,
     decode: Annotated[int, typer.Option(min=0, max=64, help="Decode workers")] = 1,
     mixed: Annotated[int, typer.Option(min=0, max=64, help="Mixed (aggregated) workers")] = 0,
-    http: Annotated[
-        int, typer.Option(min=0, max=65535, help="OpenAI port; 0 = any free")
-    ] = DEFAULT_HTTP_PORT,
+    http: Annotated[int, typer.Option(min=0, max=65535, help="OpenAI port; 0 = any free")] = DEFAULT_HTTP_PORT,
     grpc: Annotated[int, typer.Option(min=0, max=65535, help="gRPC port; 0 = any free")] = DEFAULT_GRPC_PORT,
     host: Annotated[str, typer.Option(help="Address to listen on")] = "127.0.0.1",
     nats: Annotated[str | None, typer.Option(help="URL of a nats-server; default: an embedded one")] = None,
@@ -86,9 +82,7 @@ def up(
 
     if mixed == 0 and (prefill == 0 or decode == 0):
         if prefill:
-            raise InvalidArgument(
-                "--decode", decode, "prefill workers need at least one decode or mixed worker"
-            )
+            raise InvalidArgument("--decode", decode, "prefill workers need at least one decode or mixed worker")
         if not decode:
             raise InvalidArgument("--mixed", mixed, "at least one worker that decodes")
     if device not in {"cpu", "cuda"}:

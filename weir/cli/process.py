@@ -65,9 +65,7 @@ class ChildProcess:
             async with asyncio.timeout(timeout_s):
                 self.ready = await self._read_until_ready()
         except TimeoutError:
-            raise Unavailable(
-                f"{self.name} was not ready within {timeout_s:g} s\n{self.log_tail()}"
-            ) from None
+            raise Unavailable(f"{self.name} was not ready within {timeout_s:g} s\n{self.log_tail()}") from None
         self._drain = asyncio.create_task(self._discard_output(), name=f"drain-{self.name}")
         return self.ready
 

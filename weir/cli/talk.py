@@ -12,9 +12,7 @@ from weir.cli.timeline import print_timeline
 from weir.client import AsyncClient, Message
 
 
-async def run_generate(
-    console: Console, router: str, prompt: str, options: dict[str, Any], timings: bool
-) -> None:
+async def run_generate(console: Console, router: str, prompt: str, options: dict[str, Any], timings: bool) -> None:
     """Print a completion as it comes."""
     async with AsyncClient(router) as client:
         answer = await print_stream(console, client.generate(prompt, **options))

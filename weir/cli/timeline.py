@@ -51,11 +51,7 @@ def timeline(final: Final) -> RenderableType:
     for name, length_ms, colour in stages(times):
         table.add_row(name, f"{length_ms:.1f} ms", _bar(start_ms, length_ms, times.e2e_ms, colour))
         start_ms += length_ms
-    lines = (
-        [kv_read_line(times.kv_read)]
-        if times.kv_read is not None
-        else ["KV read: none (one worker did both)"]
-    )
+    lines = [kv_read_line(times.kv_read)] if times.kv_read is not None else ["KV read: none (one worker did both)"]
     lines.append(
         f"TTFT {times.ttft_ms:.1f} ms   TPOT {times.tpot_ms:.1f} ms   end to end {times.e2e_ms:.1f} ms   "
         f"attempts {times.attempts}"

@@ -107,9 +107,7 @@ async def _show(console: Console, cluster: Cluster) -> None:
         with Live(console=console, auto_refresh=False) as live:
             while True:
                 try:
-                    live.update(
-                        workers_table(await client.workers(), rates, clock.monotonic_s()), refresh=True
-                    )
+                    live.update(workers_table(await client.workers(), rates, clock.monotonic_s()), refresh=True)
                 except WeirError as error:
                     live.update(f"router does not answer: {error}", refresh=True)
                 await asyncio.sleep(REFRESH_S)

@@ -23,9 +23,8 @@ async def run_workers(console: Console, router: str, check: bool) -> None:
     console.print(workers_table(answer, Rates(), 0.0))
     if check:
         table = Table(title="workers' own state", title_justify="left", header_style="bold")
-        headings = (
-            "worker", "free", "used", "cached", "leased", "quarantined", "total", "leases", "void reads", "RSS", "files",
-        )  # fmt: skip
+        headings = ["worker", "free", "used", "cached", "leased", "quarantined", "total", "leases", "void reads"]
+        headings += ["RSS", "files"]
         for heading in headings:
             table.add_column(heading, justify="left" if heading == "worker" else "right")
         for worker in answer.workers:
@@ -56,9 +55,7 @@ async def worker_state(address: str, *, check_integrity: bool = False) -> worker
     async with channel(address) as link:
         stub = worker_pb2_grpc.WorkerServiceStub(link)
         try:
-            return await stub.GetState(
-                worker_pb2.GetStateRequest(check_integrity=check_integrity), timeout=10
-            )
+            return await stub.GetState(worker_pb2.GetStateRequest(check_integrity=check_integrity), timeout=10)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 
@@ -78,9 +75,7 @@ async def run_set_role(console: Console, router: str, worker_id: str, role: str,
             done = await worker_pb2_grpc.WorkerServiceStub(link).SetRole(request)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
-    console.print(
-        f"{worker_id} is {ROLE_WORDS[done.role]} (epoch {done.role_epoch}), took {done.took_ms:.1f} ms"
-    )
+    console.print(f"{worker_id} is {ROLE_WORDS[done.role]} (epoch {done.role_epoch}), took {done.took_ms:.1f} ms")
 
 
 def _find(answer: router_pb2.ListWorkersResponse, worker_id: str) -> router_pb2.ListWorkersResponse.Worker:

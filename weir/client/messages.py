@@ -61,9 +61,7 @@ def chat_request(messages: Sequence[Message], options: Options) -> router_pb2.Ge
         try:
             request.chat.messages.add(role=message["role"], content=message["content"])
         except (KeyError, TypeError, ValueError) as error:
-            raise InvalidArgument(
-                f"messages[{index}]", message, f"role and content are needed: {error}"
-            ) from error
+            raise InvalidArgument(f"messages[{index}]", message, f"role and content are needed: {error}") from error
     return request
 
 
