@@ -4,7 +4,7 @@ import importlib.metadata
 import json
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import gguf
 import pytest
@@ -38,9 +38,7 @@ def write_sentencepiece_gguf(path: Path, **overrides: object) -> Path:
     letters = [chr(c) for c in range(ord("!"), ord("~") + 1)]
     words = [w for w in SPM_WORDS if len(w) > 1 or ord(w) > 127]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *letters, *words, "<tool>"]
-    types = (
-        [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * (len(letters) + len(words)) + [USER_DEFINED]
-    )
+    types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * (len(letters) + len(words)) + [USER_DEFINED]
     rank = {word: -float(i) for i, word in enumerate(sorted(words, key=len))}
     # "▁the" can be cut many ways; give its parts so that each is reachable by pairs
     parts = ["▁t", "▁th", "▁w", "▁we", "▁h", "▁ho", "▁hold"]
@@ -107,6 +105,11 @@ def demo_tokenizer() -> weir_tokenizer.Tokenizer:
 @cache
 def demo_folder() -> Path:
     """The demo model's tokenizer, converted once per test run."""
-    folder = Path(mkdtemp(prefix="weir-demo-tokenizer-"))
+    folder = Path(_demo_directory().name)
     write_tokenizer(demo_gguf(), folder)
     return folder
+
+
+@cache
+def _demo_directory() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="weir-demo-tokenizer-")  # removed when the test run ends
