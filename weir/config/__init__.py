@@ -1,4 +1,4 @@
-"""Settings: defaults < TOML file < environment < flags, frozen once resolved. The only reader of the environment."""
+"""Settings: defaults < TOML file < environment < flags, then frozen. Only here is the environment read."""
 
 from weir.config.load import load_config
 from weir.config.sections import (

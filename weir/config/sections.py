@@ -19,20 +19,12 @@ class NatsConfig:
     reconnect_min_ms: float = setting(100.0, "first wait before reconnecting", low=1, high=60_000)
     reconnect_max_ms: float = setting(2_000.0, "longest wait between reconnects", low=1, high=60_000)
     ping_interval_s: float = setting(2.0, "time between pings that find a dead link", low=0.1, high=120)
-    max_pending_events: int = setting(
-        4_096, "events waiting to be sent; more are dropped", low=1, high=1 << 20
-    )
+    max_pending_events: int = setting(4_096, "events waiting to be sent; more are dropped", low=1, high=1 << 20)
     registry_ttl_s: float = setting(3.0, "a worker not renewed for this long is gone", low=0.2, high=3_600)
-    stream_max_age_s: float = setting(
-        3_600.0, "events older than this are discarded", low=1, high=30 * 86_400
-    )
-    stream_max_mb: int = setting(
-        64, "size of the event stream, MiB; the oldest are discarded", low=1, high=1 << 20
-    )
+    stream_max_age_s: float = setting(3_600.0, "older events are discarded", low=1, high=30 * 86_400)
+    stream_max_mb: int = setting(64, "size of the event stream, MiB", low=1, high=1 << 20)
     stream_max_messages: int = setting(200_000, "events kept; the oldest are discarded", low=1, high=1 << 30)
-    duplicate_window_s: float = setting(
-        60.0, "repeated message ids within this are dropped", low=0.1, high=3_600
-    )
+    duplicate_window_s: float = setting(60.0, "repeated message ids within this are dropped", low=0.1, high=3_600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +66,7 @@ class RouterConfig:
     max_attempts: int = setting(3, "attempts per request, the first one included", low=1, high=100)
     retry_budget: float = setting(0.2, "retries as a share of recent requests", low=0, high=10)
     retry_budget_min: int = setting(10, "retries always allowed in a window", low=0, high=1 << 20)
-    retry_backoff_ms: float = setting(
-        20.0, "first wait before a retry; doubles each time", low=0, high=60_000
-    )
+    retry_backoff_ms: float = setting(20.0, "first wait before a retry, then doubled", low=0, high=60_000)
     lease_s: float = setting(30.0, "longest time finished KV is kept for a reader", low=0.1, high=3_600)
     worker_connect_timeout_s: float = setting(5.0, "longest wait for a worker's session", low=0.1, high=300)
     max_prompt_bytes: int = setting(2 * _MIB, "largest prompt or HTTP body", low=1, high=256 * _MIB)
@@ -90,7 +80,7 @@ class WorkerConfig:
     bind: str = setting("127.0.0.1:0", "gRPC address; port 0 takes a free one", address=True)
     advertise: str = setting("", "address that routers use; empty takes the bound one", address=True)
     worker_id: str = setting("", "identity; minted when empty")
-    role: Role = setting(Role.MIXED, "role at start")
+    role: Role = setting(Role.MIXED, "role at start")  # noqa: RUF009
     reflection: bool = setting(True, "serve gRPC reflection")
     model_path: str = setting("", "Hugging Face folder or GGUF file")
     model_name: str = setting("", "name that clients ask for; empty takes the folder's")
