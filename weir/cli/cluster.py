@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from weir.cli.process import ChildProcess
 from weir.client import AsyncClient
@@ -80,7 +80,7 @@ class Cluster:
 
     async def _start(self) -> None:
         self.nats_url = self.spec.nats_url or await self._start_nats()
-        starting = [self._start_controller()]
+        starting: list[Coroutine[Any, Any, object]] = [self._start_controller()]
         starting += [self._start_router() for _ in range(self.spec.routers)]
         starting += [self.start_worker(role, index) for index, role in enumerate(self.spec.roles())]
         await _all_or_first_error(starting)
@@ -178,8 +178,8 @@ class Cluster:
             self.nats = None
 
 
-async def _all_or_first_error(starting: list[object]) -> None:
-    tasks = [asyncio.ensure_future(awaitable) for awaitable in starting]  # type: ignore[call-overload]
+async def _all_or_first_error(starting: Sequence[Coroutine[Any, Any, object]]) -> None:
+    tasks = [asyncio.create_task(work) for work in starting]
     try:
         await asyncio.gather(*tasks)
     finally:

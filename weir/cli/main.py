@@ -188,6 +188,21 @@ def profile(
     run_profile(console, model, threads, json)
 
 
+@app.command(name="model", epilog="Example: weir model demo")
+def show_model(
+    model: Annotated[str, typer.Argument(help="'demo' or a Hugging Face folder")] = "demo",
+    to: Annotated[Path | None, typer.Option(help="Make this path a link to the folder")] = None,
+) -> None:
+    """Print a model's folder; the demo model is converted first if it has not been."""
+    from weir.cli.paths import model_dir
+
+    folder = model_dir(model)
+    if to is not None:
+        to.unlink(missing_ok=True)
+        to.symlink_to(folder)
+    typer.echo(folder)
+
+
 bench = typer.Typer(help="Measure.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 

@@ -13,6 +13,7 @@ from weir.rpc.channel import channel
 from weir.rpc.status import from_rpc_error
 from weir.rpc.v1 import common_pb2, router_pb2, worker_pb2, worker_pb2_grpc
 
+STATE_TIMEOUT_S = 10.0
 ROLE_VALUES: dict[str, common_pb2.Role] = {word: value for value, word in ROLE_WORDS.items()}
 
 
@@ -55,14 +56,17 @@ async def worker_state(address: str, *, check_integrity: bool = False) -> worker
     async with channel(address) as link:
         stub = worker_pb2_grpc.WorkerServiceStub(link)
         try:
-            return await stub.GetState(worker_pb2.GetStateRequest(check_integrity=check_integrity), timeout=10)
+            request = worker_pb2.GetStateRequest(check_integrity=check_integrity)
+            state: worker_pb2.GetStateResponse = await stub.GetState(request, timeout=STATE_TIMEOUT_S)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
+    return state
 
 
 async def run_set_role(console: Console, router: str, worker_id: str, role: str, epoch: int | None) -> None:
     """Change a role, with the epoch as the guard against a stale view."""
-    if role not in ROLE_VALUES:
+    if role not in STATE_TIMEOUT_S = 10.0
+ROLE_VALUES:
         raise InvalidArgument("role", role, f"must be one of {', '.join(ROLE_VALUES)}")
     async with AsyncClient(router) as client:
         answer = await client.workers()

@@ -38,7 +38,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection; running requests are cancelled."""
-        await self._channel.close()
+        await self._channel.close(None)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> AsyncIterator[Event]:
         """Stream a completion of text or token ids: Accepted, then Deltas, then Final."""
@@ -76,9 +76,11 @@ class AsyncClient:
     async def workers(self) -> router_pb2.ListWorkersResponse:
         """Workers as the router sees them."""
         try:
-            return await self._stub.ListWorkers(router_pb2.ListWorkersRequest(), metadata=self._metadata)
+            request = router_pb2.ListWorkersRequest()
+            answer: router_pb2.ListWorkersResponse = await self._stub.ListWorkers(request, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
+        return answer
 
     async def state(self) -> router_pb2.GetRouterStateResponse:
         """The router's own state."""

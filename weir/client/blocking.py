@@ -10,7 +10,7 @@ import grpc
 
 from weir.client.messages import Collector, chat_request, event_from_pb, generate_request, models_from_pb
 from weir.client.types import Completion, Event, Message, ModelInfo, Options
-from weir.rpc.channel import CHANNEL_OPTIONS
+from weir.rpc.limits import RpcLimits, channel_options
 from weir.rpc.status import from_rpc_error
 from weir.rpc.v1 import router_pb2, router_pb2_grpc
 
@@ -20,7 +20,7 @@ class Client:
 
     def __init__(self, address: str, *, token: str | None = None) -> None:
         """``address`` is host:port of a router's gRPC door; ``token`` is sent as a bearer token."""
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = grpc.insecure_channel(address, options=channel_options(RpcLimits()))
         self._stub = router_pb2_grpc.RouterServiceStub(self._channel)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
