@@ -65,8 +65,7 @@ async def worker_state(address: str, *, check_integrity: bool = False) -> worker
 
 async def run_set_role(console: Console, router: str, worker_id: str, role: str, epoch: int | None) -> None:
     """Change a role, with the epoch as the guard against a stale view."""
-    if role not in STATE_TIMEOUT_S = 10.0
-ROLE_VALUES:
+    if role not in ROLE_VALUES:
         raise InvalidArgument("role", role, f"must be one of {', '.join(ROLE_VALUES)}")
     async with AsyncClient(router) as client:
         answer = await client.workers()
