@@ -1,0 +1,23 @@
+"""Runs one step of a model against one KV pool: the engine's only door to tensors."""
+
+from torch import Tensor
+
+from weir.engine.batch import Batch
+from weir.models.llama import Model
+
+
+class ModelRunner:
+    """A model with the pool it reads and writes. Not safe for use from two threads at once."""
+
+    def __init__(self, model: Model, pool: Tensor) -> None:
+        config = model.config
+        expected = (config.num_layers, 2, config.num_kv_heads, pool.shape[4], config.head_dim)
+        assert pool.shape[1:] == expected, (pool.shape, expected)
+        assert pool.dtype == model.dtype
+        assert pool.is_contiguous()
+        self.model = model
+        self.pool = pool
+
+    def run(self, batch: Batch) -> Tensor:
+        """Write the new tokens' KV into the pool; float32 logits [len(batch.logit_rows), vocab]."""
+        return self.model.forward(batch, self.pool)

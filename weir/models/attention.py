@@ -1,0 +1,245 @@
+"""The seam for attention over the paged pool, and its CPU back end.
+
+The pool is [blocks, layers, 2 (K, V), kv_heads, block_size, head_dim], contiguous. Seen as rows of
+``block_size * head_dim`` numbers, row ((block * layers + layer) * 2 + kv) * kv_heads + head holds one block of
+one head; seen as rows of ``head_dim``, one token of one head. All indices are of these rows, are made once per
+step for layer 0, and move to layer l by adding ``l * 2 * kv_heads`` (times block_size for token rows).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weir.engine.batch import Batch
+from weir.models.config import ModelConfig
+
+# Sequences decode together as one rectangle when padding the shorter ones wastes little and the
+# rectangle's K and V of one layer still fit a core's share of the last-level cache.
+_LEAST_FILL = 0.5
+_GROUP_BYTES = 8 << 20
+
+
+class StepAttention(Protocol):
+    """Attention of one step. ``q`` [T, heads, head_dim], ``k``/``v`` [T, kv_heads, head_dim], rotated."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write ``k`` and ``v`` of ``layer`` into the pool, then attend; gives [T, heads * head_dim]."""
+        ...
+
+
+class AttentionBackend(Protocol):
+    """Prepares a step: everything that does not depend on the layer is computed here, once."""
+
+    name: str
+
+    def step(self, batch: Batch, pool: Tensor) -> StepAttention: ...
+
+
+class CpuAttention:
+    """Gathers each sequence's blocks of a layer and calls dense kernels; any dtype, any device torch knows."""
+
+    name = "cpu"
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+
+    def step(self, batch: Batch, pool: Tensor) -> StepAttention:
+        assert pool.is_contiguous()
+        assert pool.shape[1:4] == (self._config.num_layers, 2, self._config.num_kv_heads), pool.shape
+        geometry = _Geometry(pool.shape[1], pool.shape[3], pool.shape[4], pool.shape[5])
+        windows = sorted({window or 0 for window in self._config.windows})
+        parts: list[_Part] = []
+        for rows in _groups(batch, pool.element_size() * 2 * geometry.block_floats * geometry.kv_heads):
+            parts.append(_DecodePart(batch, rows, geometry, windows, pool.dtype))
+        start = batch.num_decodes
+        for sequence in range(batch.num_decodes, batch.num_sequences):
+            parts.append(_PrefillPart(batch, sequence, start, geometry, windows, pool.dtype))
+            start += batch.query_lens[sequence]
+        assert start == batch.num_tokens
+        return _CpuStep(pool, geometry, parts, torch.tensor(batch.slots), self._config)
+
+
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    layers: int
+    kv_heads: int
+    block_size: int
+    head_dim: int
+
+    @property
+    def block_floats(self) -> int:
+        """Numbers in one block of one head of K or V."""
+        return self.block_size * self.head_dim
+
+    def block_rows(self, tables: Tensor) -> Tensor:
+        """[B, n] blocks -> [2, B, kv_heads, n] block rows of layer 0."""
+        kv = torch.arange(2)[:, None, None, None] * self.kv_heads
+        head = torch.arange(self.kv_heads)[None, None, :, None]
+        return tables[None, :, None, :] * (self.layers * 2 * self.kv_heads) + kv + head
+
+    def token_rows(self, slots: Tensor) -> Tensor:
+        """[T] slots -> [2, T, kv_heads] token rows of layer 0."""
+        block, offset = slots // self.block_size, slots % self.block_size
+        row = block * (self.layers * 2 * self.kv_heads * self.block_size) + offset
+        kv = torch.arange(2)[:, None, None] * self.kv_heads
+        head = torch.arange(self.kv_heads)[None, None, :]
+        return row[None, :, None] + (kv + head) * self.block_size
+
+
+class _Part(Protocol):
+    """A share of the step's tokens that one dense call serves."""
+
+    def __call__(self, blocks: Tensor, layer: int, window: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        """``blocks`` is the pool as block rows; writes its rows of ``out`` [T, heads, head_dim]."""
+        ...
+
+
+class _CpuStep:
+    def __init__(
+        self, pool: Tensor, geometry: _Geometry, parts: Sequence[_Part], slots: Tensor, config: ModelConfig
+    ) -> None:
+        self._blocks = pool.view(-1, geometry.block_floats)
+        self._tokens = pool.view(-1, geometry.head_dim)
+        self._geometry = geometry
+        self._parts = parts
+        self._write_rows = geometry.token_rows(slots)
+        self._windows = config.windows
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        geometry = self._geometry
+        rows = self._write_rows + layer * 2 * geometry.kv_heads * geometry.block_size
+        self._tokens.index_copy_(0, rows[0].reshape(-1), k.reshape(-1, geometry.head_dim))
+        self._tokens.index_copy_(0, rows[1].reshape(-1), v.reshape(-1, geometry.head_dim))
+        out = torch.empty_like(q)
+        for part in self._parts:
+            part(self._blocks, layer, self._windows[layer] or 0, q, k, v, out)
+        return out.view(q.shape[0], -1)
+
+
+class _DecodePart:
+    """Sequences with one new token each, padded to the longest: query heads that share a KV head are the rows
+    of one product, so K and V are read once for all of them."""
+
+    def __init__(
+        self, batch: Batch, rows: list[int], geometry: _Geometry, windows: list[int], dtype: torch.dtype
+    ) -> None:
+        self._geometry = geometry
+        self._size = len(rows)
+        blocks = max(_blocks(batch, row, geometry.block_size) for row in rows)
+        table = torch.zeros((self._size, blocks), dtype=torch.int64)
+        for at, row in enumerate(rows):
+            used = batch.block_tables[row][: _blocks(batch, row, geometry.block_size)]
+            table[at, : len(used)] = torch.tensor(used)
+        self._index = geometry.block_rows(table).reshape(-1)
+        self._length = blocks * geometry.block_size
+        # A whole batch in order needs no index: the usual case when lengths are alike.
+        self._whole = rows == list(range(batch.num_tokens))
+        self._rows = torch.tensor(rows)
+        lens = torch.tensor([batch.context_lens[row] for row in rows])[:, None]
+        self._masks = {window: self._mask(lens, window, dtype) for window in windows}
+        self._unwritten = self._unwritten_rows(lens)
+
+    def _unwritten_rows(self, lens: Tensor) -> Tensor:
+        """Token rows of the gathered [2, B, kv_heads, length] that lie past their sequence's end."""
+        past = (torch.arange(self._length)[None, :] >= lens)[None, :, None, :]
+        shape = (2, self._size, self._geometry.kv_heads, self._length)
+        return past.expand(shape).reshape(-1).nonzero().view(-1)
+
+    def _mask(self, lens: Tensor, window: int, dtype: torch.dtype) -> Tensor:
+        """[B, 1, 1, length]: 0 where the last token sees the key, else -inf."""
+        keys = torch.arange(self._length)[None, :]
+        seen = keys < lens
+        if window:
+            seen &= keys >= lens - window
+        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
+        return mask[:, None, None, :]
+
+    def __call__(self, blocks: Tensor, layer: int, window: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        geometry, size = self._geometry, self._size
+        index = self._index + layer * 2 * geometry.kv_heads
+        shape = (2, size, geometry.kv_heads, self._length, geometry.head_dim)
+        gathered = blocks.index_select(0, index)
+        # What nobody wrote may be anything, NaN too, and 0 * NaN is NaN: a mask alone would let it through.
+        gathered.view(-1, geometry.head_dim).index_fill_(0, self._unwritten, 0.0)
+        keys, values = gathered.view(shape)
+        query = q if self._whole else q.index_select(0, self._rows)
+        query = query.view(size, geometry.kv_heads, -1, geometry.head_dim)
+        attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=self._masks[window])
+        attended = attended.reshape(size, -1, geometry.head_dim)
+        if self._whole:
+            out.copy_(attended)
+        else:
+            out.index_copy_(0, self._rows, attended)
+
+
+class _PrefillPart:
+    """One sequence's chunk of new tokens over its cached prefix (which may be empty)."""
+
+    def __init__(
+        self, batch: Batch, sequence: int, start: int, geometry: _Geometry, windows: list[int], dtype: torch.dtype
+    ) -> None:
+        self._geometry = geometry
+        self._span = slice(start, start + batch.query_lens[sequence])
+        self._context = batch.context_lens[sequence]
+        self._prefix = self._context - batch.query_lens[sequence]
+        assert self._prefix >= 0
+        blocks = batch.block_tables[sequence][: _blocks(batch, sequence, geometry.block_size)]
+        self._index = geometry.block_rows(torch.tensor([blocks])).reshape(-1)
+        self._masks = {window: self._mask(batch.query_lens[sequence], window, dtype) for window in windows}
+
+    def _mask(self, queries: int, window: int, dtype: torch.dtype) -> Tensor | None:
+        """[queries, context] with 0 where seen; None when plain causal masking says the same."""
+        if not self._prefix and (not window or window >= self._context):
+            return None
+        position = torch.arange(self._prefix, self._context)[:, None]
+        keys = torch.arange(self._context)[None, :]
+        hidden = keys > position
+        if window:
+            hidden |= keys <= position - window
+        return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+
+    def __call__(self, blocks: Tensor, layer: int, window: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        mask = self._masks[window]
+        if self._prefix:
+            keys, values = self._gather(blocks, layer)
+        else:
+            keys, values = k[self._span].transpose(0, 1)[None], v[self._span].transpose(0, 1)[None]
+        query = q[self._span].transpose(0, 1)[None]
+        attended = F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=query.shape[1] != keys.shape[1]
+        )
+        out[self._span] = attended[0].transpose(0, 1)
+
+    def _gather(self, blocks: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        geometry = self._geometry
+        index = self._index + layer * 2 * geometry.kv_heads
+        shape = (2, 1, geometry.kv_heads, -1, geometry.head_dim)
+        both = blocks.index_select(0, index).view(shape)[:, :, :, : self._context]
+        return both[0], both[1]
+
+
+def _blocks(batch: Batch, sequence: int, block_size: int) -> int:
+    return -(-batch.context_lens[sequence] // block_size)
+
+
+def _groups(batch: Batch, bytes_per_block: int) -> list[list[int]]:
+    """Decode rows in rectangles: longest first, closed when a row is much shorter or the bytes are reached.
+
+    Rows of one group come out in ascending order.
+    """
+    order = sorted(range(batch.num_decodes), key=lambda row: -batch.context_lens[row])
+    groups: list[list[int]] = []
+    longest = 0
+    for row in order:
+        tokens = batch.context_lens[row]
+        block_bytes = bytes_per_block * len(batch.block_tables[row])
+        full = bool(groups) and (len(groups[-1]) + 1) * block_bytes > _GROUP_BYTES
+        if not groups or full or tokens < _LEAST_FILL * longest:
+            groups.append([])
+            longest = tokens
+        groups[-1].append(row)
+    return [sorted(group) for group in groups]
