@@ -94,9 +94,9 @@ def pick(row: torch.Tensor, params: SamplingParams, draw: float) -> int | None:
         scaled = scaled[ids]
     weights = torch.exp(scaled)  # the largest is 1, so min_p compares directly
     if params.min_p > 0.0:
-        weights = torch.where(weights >= params.min_p, weights, 0.0)
+        weights.masked_fill_(weights < params.min_p, 0.0)
     if params.top_p < 1.0:
-        weights = torch.where(weights >= _nucleus_threshold(weights, params.top_p), weights, 0.0)
+        weights.masked_fill_(weights < _nucleus_threshold(weights, params.top_p), 0.0)
     index = _inverse_cdf(weights, draw)
     if index is None:
         return None

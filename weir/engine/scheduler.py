@@ -49,9 +49,13 @@ class SchedulerConfig:
     fingerprint_digest: bytes = b""
 
     def __post_init__(self) -> None:
-        assert 1 <= self.max_running <= self.max_batch_tokens, "every running sequence may decode in one step"
-        assert self.max_waiting >= 1
-        assert 0.0 <= self.watermark < 1.0, self.watermark
+        if not 1 <= self.max_running <= self.max_batch_tokens:
+            limit = f"must lie in [1, max_batch_tokens={self.max_batch_tokens}]: all may decode in one step"
+            raise InvalidArgument("max_running", self.max_running, limit)
+        if self.max_waiting < 1:
+            raise InvalidArgument("max_waiting", self.max_waiting, "must be at least 1")
+        if not 0.0 <= self.watermark < 1.0:
+            raise InvalidArgument("watermark", self.watermark, "must lie in [0, 1)")
 
 
 @dataclass(frozen=True, slots=True)
