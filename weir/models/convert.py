@@ -87,7 +87,7 @@ def _write_safetensors(model: GgufModel, plans: list[TensorPlan], path: Path) ->
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for plan in plans:
-            file.write(memoryview(model.read(plan)).cast("B"))
+            model.read(plan).tofile(file)
         assert file.tell() == 8 + len(text) + offset
 
 

@@ -55,7 +55,7 @@ def _open(path: Path) -> safe_open:
 
 def _read(file: safe_open, entry: TensorEntry) -> torch.Tensor:
     try:
-        tensor: torch.Tensor = file.get_tensor(entry.name)
+        tensor: torch.Tensor = file.get_tensor(entry.name)  # type: ignore[no-untyped-call]
     except Exception as error:
         raise ModelError(str(entry.file), entry.name, f"cannot be read: {error}") from error
     return tensor
