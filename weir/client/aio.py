@@ -85,9 +85,11 @@ class AsyncClient:
     async def state(self) -> router_pb2.GetRouterStateResponse:
         """The router's own state."""
         try:
-            return await self._stub.GetRouterState(router_pb2.GetRouterStateRequest(), metadata=self._metadata)
+            request = router_pb2.GetRouterStateRequest()
+            answer: router_pb2.GetRouterStateResponse = await self._stub.GetRouterState(request, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
+        return answer
 
     async def _stream(self, request: router_pb2.GenerateRequest, timeout_s: float | None) -> AsyncIterator[Event]:
         call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
