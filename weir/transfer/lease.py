@@ -100,6 +100,17 @@ class LeaseTable:
         self._blocks_held += len(added)
         return True
 
+    def renew(self, lease_id: int, deadline_unix_s: float) -> bool:
+        """Let the lease end no earlier than ``deadline_unix_s``; False if it has ended. Never shortens it."""
+        lease = self._open.get(lease_id)
+        if lease is None:
+            return False
+        if deadline_unix_s > lease.deadline_unix_s:
+            lease.deadline_unix_s = deadline_unix_s
+            heapq.heappush(self._deadlines, (deadline_unix_s, lease_id))
+            self._compact_deadlines()
+        return True
+
     def blocks_of(self, lease_id: int) -> tuple[int, ...]:
         """Blocks under ``lease_id``; empty when it has ended."""
         lease = self._open.get(lease_id)
@@ -152,7 +163,10 @@ class LeaseTable:
         due: list[int] = []
         while self._deadlines and self._deadlines[0][0] < now_unix_s:
             due.append(heapq.heappop(self._deadlines)[1])
-        return self._end_all(due, LeaseEnd.DEADLINE)
+        # A renewed lease has a later entry too; this one is of before.
+        unique = dict.fromkeys(due)
+        lapsed = [one for one in unique if one in self._open and self._open[one].deadline_unix_s < now_unix_s]
+        return self._end_all(lapsed, LeaseEnd.DEADLINE)
 
     def next_deadline(self) -> float | None:
         """When ``expire`` is next worth calling (never too late), or None."""
@@ -177,9 +191,9 @@ class LeaseTable:
             self._ended.popitem(last=False)
 
     def _compact_deadlines(self) -> None:
-        # Ended leases stay in the heap until they come up; rebuild when they are the greater part.
+        # Entries of ended and renewed leases stay until they come up; rebuild when they are the greater part.
         if len(self._deadlines) > 64 + 2 * len(self._open):
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._open]
+            self._deadlines = [(lease.deadline_unix_s, lease_id) for lease_id, lease in self._open.items()]
             heapq.heapify(self._deadlines)
 
 

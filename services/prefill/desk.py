@@ -1,0 +1,415 @@
+"""The prefill side of requests, without any I/O: commands and engine events in, news and engine orders out.
+
+    begin ─► (engine: Started Progress* TokensOut Prefilled) ─► the KV waits under its lease ─► the lease ends
+                │                                                                               │
+                └── cancel | deadline | session lost | role change ──► engine cancels ──► over ◄┘
+
+Ownership: the engine holds the blocks; the desk holds the promise. A lease opens with the first announced
+blocks and grows chunk by chunk. It ends once, for whichever reason comes first; then the engine is told to
+give the blocks back, and the router hears ``AttemptOver`` exactly once, when nothing of the attempt is left.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from weir.engine.output import (
+    Event,
+    Finished,
+    Preempted,
+    Prefilled,
+    Progress,
+    Started,
+    TokenLogprobs,
+    TokensOut,
+    Usage,
+)
+from weir.engine.request import EngineRequest
+from weir.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, WeirError
+from weir.ids import RequestKey, WorkerKey
+from weir.lifecycle import FinishReason
+from weir.transfer.lease import LeaseEnd, LeaseTable
+from weir.transfer.ticket import BlockRef, Ticket
+
+MAX_ATTEMPTS = 1 << 14
+MAX_NEWS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarted:
+    """A prompt began to run; ``cached_tokens`` of it were in the prefix cache; it waited ``queued_s``."""
+
+    key: RequestKey
+    cached_tokens: int
+    queued_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TicketIssued:
+    """Blocks that may be read now."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokenMade:
+    """The first token; ``finish`` is set when it also ends the request."""
+
+    key: RequestKey
+    index: int
+    token: int
+    logprobs: TokenLogprobs | None
+    finish: FinishReason | None
+    prefill_s: float
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOver:
+    """Nothing of the attempt is left here. ``code`` is a gRPC status name, OK when it ended as it should."""
+
+    key: RequestKey
+    code: str
+    message: str = ""
+    retry_after_s: float | None = None
+
+
+News = AttemptStarted | TicketIssued | FirstTokenMade | AttemptOver
+
+
+@dataclass(frozen=True, slots=True)
+class AddRequest:
+    """The engine shall take the request; a refusal comes back through ``refused``."""
+
+    request: EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """The engine shall stop the attempt; its Finished event is awaited."""
+
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseKv:
+    """The engine shall give the held KV back; silent."""
+
+    key: RequestKey
+
+
+Order = AddRequest | CancelRequest | ReleaseKv
+
+
+@dataclass(slots=True)
+class _Attempt:
+    request: EngineRequest
+    session: str
+    lease_s: float
+    deadline_unix_s: float | None
+    lease_id: int = 0
+    started: bool = False
+    holding: bool = False
+    closing: AttemptOver | None = None
+    token: TokensOut | None = None
+
+    @property
+    def key(self) -> RequestKey:
+        return self.request.key
+
+
+@dataclass(slots=True)
+class _Session:
+    news: list[News] = field(default_factory=list)
+    overflowed: bool = False
+
+
+class PrefillDesk:
+    """All prefill attempts of one worker process. Single-threaded; every method may add news and orders."""
+
+    def __init__(
+        self,
+        worker: WorkerKey,
+        fingerprint_digest: bytes,
+        leases: LeaseTable,
+        *,
+        block_size: int,
+        max_lease_s: float,
+        max_attempts: int = MAX_ATTEMPTS,
+        max_news: int = MAX_NEWS,
+    ) -> None:
+        self.worker = worker
+        self.leases = leases
+        self.prefills_completed = 0
+        self._digest = fingerprint_digest
+        self._block_size = block_size
+        self._max_lease_s = max_lease_s
+        self._max_attempts = max_attempts
+        self._max_news = max_news
+        self._attempts: dict[RequestKey, _Attempt] = {}
+        self._by_request: dict[str, dict[int, _Attempt]] = {}
+        self._by_lease: dict[int, RequestKey] = {}
+        self._sessions: dict[str, _Session] = {}
+        self._orders: list[Order] = []
+
+    # -- looking ----------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Attempts that are not over."""
+        return len(self._attempts)
+
+    def __contains__(self, key: RequestKey) -> bool:
+        return key in self._attempts
+
+    def take_orders(self) -> list[Order]:
+        """What the engine shall do, in order; each is handed out once."""
+        orders, self._orders = self._orders, []
+        return orders
+
+    def has_news(self, session: str) -> bool:
+        """Whether ``take_news`` would return anything."""
+        found = self._sessions.get(session)
+        return found is not None and bool(found.news)
+
+    def take_news(self, session: str) -> list[News]:
+        """News of the session since the last call; ResourceExhausted when its reader fell too far behind."""
+        found = self._sessions.get(session)
+        if found is None:
+            return []
+        if found.overflowed:
+            raise ResourceExhausted(f"session {session}: more than {self._max_news} messages wait for the router")
+        news, found.news = found.news, []
+        return news
+
+    def next_deadline(self) -> float | None:
+        """When ``expire`` is next worth calling, seconds since 1970, or None."""
+        return self.leases.next_deadline()
+
+    # -- commands ---------------------------------------------------------------------------------------
+
+    def open_session(self, session: str) -> None:
+        """News for ``session`` are kept from now on."""
+        assert session not in self._sessions, session
+        self._sessions[session] = _Session()
+
+    def drop_news(self, session: str) -> None:
+        """The stream is gone: its news are no longer kept; its attempts go on until ``end_session``."""
+        self._sessions.pop(session, None)
+
+    def end_session(self, session: str) -> None:
+        """The router is gone for good: stop its attempts and end its leases."""
+        self.drop_news(session)
+        for attempt in [one for one in self._attempts.values() if one.session == session]:
+            over = AttemptOver(attempt.key, "CANCELLED", "the router's session is lost")
+            self._close(attempt, over, LeaseEnd.SESSION_LOST)
+
+    def begin(self, session: str, request: EngineRequest, lease_s: float, deadline_unix_s: float | None) -> None:
+        """A new prompt. Repeats and attempts older than a known one are ignored; a newer one stops the older.
+
+        ``lease_s``: longest time the KV is kept after the last chunk; bounded by the worker's limit.
+        """
+        key = request.key
+        if any(known >= key.attempt for known in self._by_request.get(key.request_id, ())):
+            return
+        if len(self._attempts) >= self._max_attempts:
+            error = ResourceExhausted(f"{len(self._attempts)} attempts are here, the limit is {self._max_attempts}")
+            self._tell(session, _over(key, error))
+            return
+        self.cancel(key.request_id, key.attempt - 1, "a newer attempt began")
+        lease_s = min(lease_s or self._max_lease_s, self._max_lease_s)
+        attempt = _Attempt(request, session, lease_s, deadline_unix_s)
+        self._attempts[key] = attempt
+        self._by_request.setdefault(key.request_id, {})[key.attempt] = attempt
+        self._orders.append(AddRequest(request))
+
+    def refuse(self, session: str, key: RequestKey, error: WeirError) -> None:
+        """A prompt that was not even begun: tell the router why."""
+        if key not in self._attempts:
+            self._tell(session, _over(key, error))
+
+    def cancel(self, request_id: str, attempt: int, reason: str = "") -> None:
+        """Stop this attempt and older ones. Harmless if they are over."""
+        message = reason or "cancelled"
+        mine = self._by_request.get(request_id, {})
+        for one in [one for number, one in mine.items() if number <= attempt]:
+            self._close(one, AttemptOver(one.key, "CANCELLED", message), LeaseEnd.CANCELLED)
+
+    def release(self, key: RequestKey, lease_id: int) -> None:
+        """The router needs the lease no longer. Another request's lease is left alone."""
+        if self._by_lease.get(lease_id) == key:
+            self.lease_read(lease_id)
+
+    def lease_read(self, lease_id: int) -> None:
+        """All KV under the lease was read and proven. Harmless if the lease has ended."""
+        key = self._by_lease.get(lease_id)
+        if key is not None:
+            self._close(self._attempts[key], AttemptOver(key, "OK"), LeaseEnd.READ_PROVEN)
+
+    def expire(self, now_unix_s: float) -> None:
+        """End the leases whose deadline has passed, and their attempts. (Requests' deadlines are the engine's.)"""
+        for lease_id, _ in self.leases.expire(now_unix_s):
+            attempt = self._attempts[self._by_lease.pop(lease_id)]
+            attempt.lease_id = 0
+            over = AttemptOver(attempt.key, "DEADLINE_EXCEEDED", "the lease lapsed before its KV was read")
+            self._close(attempt, over, LeaseEnd.DEADLINE)
+
+    def end_waiting(self, message: str) -> None:
+        """End what has not begun to run, so that the router sends it elsewhere."""
+        for attempt in [one for one in self._attempts.values() if not one.started]:
+            self._close(attempt, AttemptOver(attempt.key, "UNAVAILABLE", message), LeaseEnd.ROLE_CHANGE)
+
+    def end_everything(self, message: str, lease_end: LeaseEnd) -> None:
+        """End all attempts (role change, shutdown)."""
+        for attempt in list(self._attempts.values()):
+            self._close(attempt, AttemptOver(attempt.key, "UNAVAILABLE", message), lease_end)
+
+    def engine_lost(self, error: WeirError) -> None:
+        """The engine is gone: no event will come any more; all attempts are over."""
+        for attempt in list(self._attempts.values()):
+            self._end_lease(attempt, LeaseEnd.SHUTDOWN)
+            self._forget(attempt, _over(attempt.key, error))
+        self._orders.clear()
+
+    # -- engine events ----------------------------------------------------------------------------------
+
+    def refused(self, key: RequestKey, error: WeirError) -> None:
+        """The engine did not take the request."""
+        attempt = self._attempts.get(key)
+        if attempt is not None:
+            self._forget(attempt, attempt.closing or _over(key, error))
+
+    def on_events(self, events: Iterable[Event], now_unix_s: float) -> None:
+        """News of an engine step; events of keys that are not here are left alone."""
+        batch = list(events)
+        finished = {event.key for event in batch if isinstance(event, Finished)}
+        for event in batch:
+            attempt = self._attempts.get(event.key)
+            if attempt is None:
+                continue
+            if isinstance(event, Finished):
+                self._on_finished(attempt, event)
+            elif attempt.closing is None:
+                self._on_event(attempt, event, now_unix_s, ends_now=event.key in finished)
+
+    def _on_event(self, attempt: _Attempt, event: Event, now_unix_s: float, *, ends_now: bool) -> None:
+        if isinstance(event, Started):
+            attempt.started = True
+            self._tell(attempt.session, AttemptStarted(event.key, event.cached_tokens, event.queued_s))
+        elif isinstance(event, Progress):
+            if event.sealed and not ends_now:
+                self._announce(attempt, event, now_unix_s)
+        elif isinstance(event, TokensOut):
+            attempt.token = event
+        elif isinstance(event, Prefilled):
+            attempt.holding = True
+            self.prefills_completed += 1
+            self._tell_first_token(attempt, None, event.usage)
+        elif isinstance(event, Preempted):
+            # What was announced is void; what comes next is announced under a lease of its own.
+            attempt.started = False
+            self._end_lease(attempt, LeaseEnd.CANCELLED)
+
+    def _announce(self, attempt: _Attempt, event: Progress, now_unix_s: float) -> None:
+        deadline = now_unix_s + attempt.lease_s
+        if attempt.deadline_unix_s is not None:
+            deadline = min(deadline, attempt.deadline_unix_s)
+        blocks = [sealed.block for sealed in event.sealed]
+        if not attempt.lease_id:
+            try:
+                attempt.lease_id = self.leases.open(attempt.key, attempt.session, deadline, blocks)
+            except (ResourceExhausted, FailedPrecondition) as error:
+                self._close(attempt, _over(attempt.key, error), LeaseEnd.CANCELLED)
+                return
+            self._by_lease[attempt.lease_id] = attempt.key
+        else:
+            alive = self.leases.extend(attempt.lease_id, blocks)
+            assert alive, f"lease {attempt.lease_id} ended behind the desk's back"
+            self.leases.renew(attempt.lease_id, deadline)
+        self._tell(attempt.session, TicketIssued(self._ticket(attempt, event, deadline)))
+
+    def _ticket(self, attempt: _Attempt, event: Progress, deadline_unix_s: float) -> Ticket:
+        indices = [sealed.index for sealed in event.sealed]
+        assert indices == list(range(indices[0], indices[0] + len(indices))), indices
+        # Before the end only full blocks are sealed, while the chunk may stop inside the next one.
+        final = event.num_tokens >= attempt.request.context_len
+        num_tokens = event.num_tokens if final else (indices[-1] + 1) * self._block_size
+        return Ticket(
+            key=attempt.key,
+            lease_id=attempt.lease_id,
+            source=self.worker,
+            fingerprint_digest=self._digest,
+            first_block=indices[0],
+            blocks=tuple(BlockRef(sealed.block, sealed.generation) for sealed in event.sealed),
+            num_tokens=num_tokens,
+            final=final,
+            deadline_unix_s=deadline_unix_s,
+        )
+
+    def _tell_first_token(self, attempt: _Attempt, finish: FinishReason | None, usage: Usage) -> None:
+        made = attempt.token
+        if made is None:
+            return
+        assert len(made.tokens) == 1, made
+        logprobs = made.logprobs[0] if made.logprobs else None
+        attempt.token = None
+        self._tell(
+            attempt.session,
+            FirstTokenMade(attempt.key, made.first_index, made.tokens[0], logprobs, finish, made.prefill_s, usage),
+        )
+
+    def _on_finished(self, attempt: _Attempt, event: Finished) -> None:
+        late = isinstance(event.error, DeadlineExceeded)
+        self._end_lease(attempt, LeaseEnd.DEADLINE if late else LeaseEnd.CANCELLED)
+        if attempt.closing is not None:
+            self._forget(attempt, attempt.closing)
+        elif event.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.prefills_completed += 1
+            self._tell_first_token(attempt, event.reason, event.usage)
+            self._forget(attempt, AttemptOver(attempt.key, "OK"))
+        elif event.error is not None:
+            self._forget(attempt, _over(attempt.key, event.error))
+        else:
+            self._forget(attempt, AttemptOver(attempt.key, "CANCELLED", "cancelled"))
+
+    # -- inside -----------------------------------------------------------------------------------------
+
+    def _close(self, attempt: _Attempt, over: AttemptOver, lease_end: LeaseEnd) -> None:
+        """Begin to end it. Held KV is given back at once; running work is stopped and its end awaited."""
+        self._end_lease(attempt, lease_end)
+        if attempt.closing is not None:
+            return
+        if attempt.holding:
+            self._orders.append(ReleaseKv(attempt.key))
+            self._forget(attempt, over)
+            return
+        attempt.closing = over
+        self._orders.append(CancelRequest(attempt.key))
+
+    def _end_lease(self, attempt: _Attempt, reason: LeaseEnd) -> None:
+        if attempt.lease_id:
+            self.leases.end(attempt.lease_id, reason)
+            self._by_lease.pop(attempt.lease_id, None)
+            attempt.lease_id = 0
+
+    def _forget(self, attempt: _Attempt, over: AttemptOver) -> None:
+        assert attempt.lease_id == 0, attempt
+        key = attempt.key
+        del self._attempts[key]
+        mine = self._by_request[key.request_id]
+        del mine[key.attempt]
+        if not mine:
+            del self._by_request[key.request_id]
+        self._tell(attempt.session, over)
+
+    def _tell(self, session: str, news: News) -> None:
+        found = self._sessions.get(session)
+        if found is None:
+            return
+        if len(found.news) >= self._max_news:
+            found.overflowed = True
+            return
+        found.news.append(news)
+
+
+def _over(key: RequestKey, error: WeirError) -> AttemptOver:
+    retry_after_s = error.retry_after_s if isinstance(error, ResourceExhausted) else None
+    return AttemptOver(key, error.code, str(error), retry_after_s)
