@@ -176,6 +176,17 @@ def doctor(
     raise typer.Exit(0 if run(run_doctor(console, router)) else 1)
 
 
+@app.command(epilog="Example: weir health 127.0.0.1:7600")
+def health(
+    address: Annotated[str, typer.Argument(help="host:port of any Weir service")],
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=300, help="Longest wait")] = 4.0,
+) -> None:
+    """Exit 0 when the service says SERVING, 1 when it does not."""
+    from weir.rpc.channel import wait_ready
+
+    run(wait_ready(address, timeout_s=timeout_s))
+
+
 @app.command(epilog="Example: weir profile --model demo --json profile.json")
 def profile(
     model: ModelOption = "demo",
