@@ -229,6 +229,20 @@ def bench_engine(
     run_bench_engine(console, model, json)
 
 
+@bench.command(name="handover", epilog="Example: weir bench handover --tokens 1024 --runs 7")
+def bench_handover(
+    model: ModelOption = "demo",
+    tokens: Annotated[int, typer.Option(min=1, max=8000, help="Prompt tokens")] = 1024,
+    runs: Annotated[int, typer.Option(min=1, max=1000, help="Requests per cluster")] = 5,
+    json: Annotated[Path | None, typer.Option(help="Write the figures here")] = None,
+) -> None:
+    """What splitting costs one request, against a mixed worker in the same run."""
+    from weir.cli.bench_handover import run_bench_handover
+    from weir.cli.paths import model_dir
+
+    run(run_bench_handover(console, model_dir(model), tokens, runs, json))
+
+
 def main() -> None:
     """Entry point: errors become one line and an exit status, never a traceback."""
     try:
