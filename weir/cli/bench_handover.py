@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import statistics
@@ -51,7 +52,7 @@ async def one_request(client: AsyncClient, prompt: list[int]) -> Sample:
             final = event
     if final is None or len(arrivals) != OUTPUT_TOKENS:
         raise InternalError(f"{len(arrivals)} tokens instead of {OUTPUT_TOKENS}")
-    gaps_ms = [1e3 * (b - a) for a, b in zip(arrivals, arrivals[1:], strict=False)]
+    gaps_ms = [1e3 * (b - a) for a, b in itertools.pairwise(arrivals)]
     kv = final.timings.kv_read
     return Sample(
         ttft_ms=1e3 * (arrivals[0] - start_s),
@@ -90,7 +91,7 @@ def summary(split: list[Sample], mixed: list[Sample]) -> dict[str, Any]:
     """Medians and the ratios that matter."""
 
     def median(samples: list[Sample], name: str) -> float:
-        return statistics.median(getattr(s, name) for s in samples)
+        return float(statistics.median(getattr(s, name) for s in samples))
 
     step_ms = median(split, "step_ms")
     busy_ms = median(split, "kv_busy_ms")

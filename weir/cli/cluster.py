@@ -88,7 +88,7 @@ class Cluster:
 
     async def _start_nats(self) -> str:
         self.nats = EmbeddedNats(self.spec.log_dir / "nats")
-        await asyncio.to_thread(self.nats.start)
+        await self.nats.start()
         self.say(f"nats-server   {self.nats.url}")
         return self.nats.url
 
@@ -174,7 +174,7 @@ class Cluster:
         if self.controller is not None:
             await self.controller.stop(STOP_GRACE_S)
         if self.nats is not None:
-            await asyncio.to_thread(self.nats.stop)
+            await self.nats.stop()
             self.nats = None
 
 
