@@ -8,7 +8,7 @@ import triton.language as tl
 
 from weir.kernels.checks import output_like
 from weir.kernels.layout import check_attention, pool_layout
-from weir.kernels.paged_tile import LOG2_E, attend_range, kv_tile_tokens, next_power_of_2
+from weir.kernels.paged_tile import LOG2_E, attend, kv_tile_tokens, next_power_of_2
 
 SPLITS_MAX = 32
 GROUP_MAX = 64
@@ -65,17 +65,11 @@ def paged_decode_kernel(
     key_base = pool + layer * layer_stride + kv_head * head_stride
     value_base = key_base + kv_stride
     table = block_tables + seq * table_stride
-    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    row_max = tl.full([BLOCK_G], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_G], tl.float32)
     visible = tl.zeros([BLOCK_G], tl.int32) + seq_len
     # fmt: off
-    acc, row_max, row_sum = attend_range(
-        q, acc, row_max, row_sum, key_base, value_base, table, lo, whole, visible, logit_scale,
-        block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, False)
-    acc, row_max, row_sum = attend_range(
-        q, acc, row_max, row_sum, key_base, value_base, table, whole, hi, visible, logit_scale,
-        block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, True)
+    acc, row_max, row_sum = attend(
+        q, key_base, value_base, table, lo, whole, hi, visible, logit_scale,
+        block_stride, BLOCK_G, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N)
     # fmt: on
 
     # An empty split leaves zeros and a log sum of -inf, which weigh nothing in the combine step.

@@ -79,3 +79,40 @@ def attend_range(
         acc = tl.dot(weights.to(value.dtype), value, acc * decay[:, None], input_precision="ieee")
         row_max = new_max
     return acc, row_max, row_sum
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attend(
+    query: tl.tensor,  # [ROWS, BLOCK_D]
+    key_base: tl.tensor,  # this layer's and head's K in block 0
+    value_base: tl.tensor,
+    table: tl.tensor,  # the sequence's row of the block tables
+    lo: tl.tensor,
+    whole: tl.tensor,
+    hi: tl.tensor,
+    visible: tl.tensor,
+    logit_scale: tl.tensor,
+    block_stride: tl.tensor,
+    ROWS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Attention over positions [lo, hi): (sum of p * V, largest logit in log2 units, sum of p) of each row.
+
+    Every row sees all of [lo, whole), in whole tiles, and of [whole, hi) what is below its `visible`.
+    An empty range gives (0, -inf, 0).
+    """
+    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    row_max = tl.full([ROWS], float("-inf"), tl.float32)
+    row_sum = tl.zeros([ROWS], tl.float32)
+    # fmt: off
+    acc, row_max, row_sum = attend_range(
+        query, acc, row_max, row_sum, key_base, value_base, table, lo, whole, visible, logit_scale,
+        block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, False)
+    acc, row_max, row_sum = attend_range(
+        query, acc, row_max, row_sum, key_base, value_base, table, whole, hi, visible, logit_scale,
+        block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, True)
+    # fmt: on
+    return acc, row_max, row_sum

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from weir.kernels.checks import check_ints, output_like
 from weir.kernels.layout import check_attention, pool_layout
-from weir.kernels.paged_tile import LOG2_E, attend_range, kv_tile_tokens, next_power_of_2
+from weir.kernels.paged_tile import LOG2_E, attend, kv_tile_tokens, next_power_of_2
 
 # Two levels of loads (table, then K and V) share the stages: three make all of them asynchronous.
 STAGES = 3
@@ -70,16 +70,10 @@ def prefill_attention_kernel(
     key_base = pool + layer * layer_stride + kv_head * head_stride
     value_base = key_base + kv_stride
     table = block_tables + seq * table_stride
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
     # fmt: off
-    acc, row_max, row_sum = attend_range(
-        q, acc, row_max, row_sum, key_base, value_base, table, 0, whole, visible, logit_scale,
-        block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, False)
-    acc, row_max, row_sum = attend_range(
-        q, acc, row_max, row_sum, key_base, value_base, table, whole, hi, visible, logit_scale,
-        block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, True)
+    acc, _, row_sum = attend(
+        q, key_base, value_base, table, 0, whole, hi, visible, logit_scale,
+        block_stride, BLOCK_M, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N)
     # fmt: on
 
     out_rows = out + ((first_token + tokens) * HEADS + heads) * HEAD_DIM
