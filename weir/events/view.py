@@ -56,12 +56,9 @@ class RegistryView:
         """Count every worker as heard of now: silence of the server is not theirs."""
         self._heard_s = dict.fromkeys(self._records, now_s)
 
-    def expire(self, now_s: float, ttl_s: float) -> list[str]:
-        """Remove workers not heard of for ``ttl_s``; returns their ids."""
-        silent = [worker_id for worker_id, heard_s in self._heard_s.items() if now_s - heard_s >= ttl_s]
-        for worker_id in silent:
-            self._gone(worker_id)
-        return silent
+    def silent(self, now_s: float, ttl_s: float) -> list[str]:
+        """Workers not heard of for ``ttl_s``."""
+        return [worker_id for worker_id, heard_s in self._heard_s.items() if now_s - heard_s >= ttl_s]
 
     def next_expiry_s(self, ttl_s: float) -> float | None:
         """When the next record expires unless renewed; None when there is none."""
