@@ -29,9 +29,9 @@ def tagged_processes(tag: str) -> list[str]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.environ().get(TAG) == tag:
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(" ".join(process.cmdline()))
+            ours = process.pid != os.getpid() and process.environ().get(TAG) == tag
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
         except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
             continue
     return found

@@ -16,7 +16,7 @@ async def assert_quiet(cluster: Cluster) -> None:
     async with AsyncClient(cluster.router_address) as client:
         try:
             async with asyncio.timeout(SETTLE_TIMEOUT_S):
-                while found := await _busy(cluster, client):
+                while found := await _busy(cluster, client):  # noqa: ASYNC110 - other processes
                     await asyncio.sleep(0.01)
         except TimeoutError:
             raise AssertionError(f"left behind: {found}") from None
