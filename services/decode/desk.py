@@ -263,6 +263,12 @@ class DecodeDesk:
         if attempt is not None and attempt.closing is None and attempt.reads is not None:
             self._act(attempt.key, attempt.reads, attempt.reads.offer(ticket, now_unix_s, now_s))
 
+    def malformed_ticket(self, key: RequestKey, void: KvReadVoid) -> None:
+        """What came for ``key`` is no ticket."""
+        attempt = self._attempts.get(key)
+        if attempt is not None and attempt.closing is None and attempt.reads is not None:
+            self._act(key, attempt.reads, attempt.reads.malformed(void))
+
     def first_token(self, key: RequestKey, index: int, token: int, now_s: float) -> None:
         """The first token, sampled elsewhere. One at another position than the next is ignored."""
         attempt = self._attempts.get(key)
@@ -295,7 +301,6 @@ class DecodeDesk:
 
     def engine_lost(self, error: WeirError) -> None:
         """The engine is gone: no event will come any more; all attempts are over."""
-        self._orders.clear()
         for attempt in list(self._attempts.values()):
             self._stop_reads(attempt)
             self._forget(attempt, _over(attempt.key, error))

@@ -191,6 +191,14 @@ class SequenceReads:
             self.prefill_ended(now_s)
         return self._advance(now_s)
 
+    def malformed(self, void: KvReadVoid) -> list[Action]:
+        """A ticket came whose shape is nonsense."""
+        if self.closed:
+            return []
+        if self.complete:
+            return [Refused(void.reason, void.detail)]
+        return self._void(self.lease_id, void)
+
     def prefill_ended(self, now_s: float) -> None:
         """The first token is known: what is read from now on is not hidden behind the prefill."""
         if self._prefill_end_s is None:

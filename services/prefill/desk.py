@@ -267,7 +267,6 @@ class PrefillDesk:
         for attempt in list(self._attempts.values()):
             self._end_lease(attempt, LeaseEnd.SHUTDOWN)
             self._forget(attempt, _over(attempt.key, error))
-        self._orders.clear()
 
     # -- engine events ----------------------------------------------------------------------------------
 
