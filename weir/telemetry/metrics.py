@@ -1,0 +1,220 @@
+"""Prometheus metrics. Names of vLLM where it has one, so that its dashboards and scalers work; ours are ``weir_*``.
+
+Each process makes one of these classes; each has its own registry. Durations are observed in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from weir.errors import Unavailable
+from weir.events.bus import BusStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
+ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0)
+E2E_BUCKETS_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+READ_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+BYTES_BUCKETS = tuple(float(1 << power) for power in range(16, 36, 2))
+COUNT_BUCKETS = tuple(float(1 << power) for power in range(0, 17, 2))
+
+BLOCK_STATES = ("free", "used", "cached", "leased", "quarantined")
+PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+
+
+class ProcessMetrics:
+    """What every process has: a registry, the event bus's counts, whether the registry's view is stale."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model_name
+        self.registry_stale = Gauge(
+            "weir_registry_stale", "1 while the worker registry cannot be reached.", registry=self.registry
+        )
+
+    def render(self) -> bytes:
+        """The body of ``/metrics``, of type CONTENT_TYPE."""
+        return generate_latest(self.registry)
+
+    def watch_bus(self, stats: Callable[[], BusStats]) -> None:
+        """Export the bus's counts, read when scraped."""
+        self.registry.register(_BusCollector(stats))  # type: ignore[arg-type, unused-ignore]
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
+        made = Histogram(name, text, ("model_name",), buckets=tuple(buckets), registry=self.registry)
+        return made.labels(self._model)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, ("model_name",), registry=self.registry).labels(self._model)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, ("model_name",), registry=self.registry).labels(self._model)
+
+
+class PromptSources:
+    """``vllm:prompt_tokens_by_source_total``: the sources add up to all prompt tokens."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._counter = Counter(
+            "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV came from.", ("source",), registry=registry
+        )
+        for source in PROMPT_SOURCES:
+            self._counter.labels(source)
+
+    def add(self, *, local_compute: int = 0, local_cache_hit: int = 0, external_kv_transfer: int = 0) -> None:
+        """Count one prompt's tokens."""
+        self._counter.labels("local_compute").inc(local_compute)
+        self._counter.labels("local_cache_hit").inc(local_cache_hit)
+        self._counter.labels("external_kv_transfer").inc(external_kv_transfer)
+
+
+class RouterMetrics(ProcessMetrics):
+    """Metrics of a router; labels are those given to ``labels``."""
+
+    def __init__(self, model_name: str = "") -> None:
+        super().__init__(model_name)
+        registry = self.registry
+        self.requests_ended = Counter(
+            "weir_requests_ended", "Requests by the state they ended in.", ("state",), registry=registry
+        )
+        self.requests_active = Gauge(
+            "weir_requests_active", "Requests not ended, by state.", ("state",), registry=registry
+        )
+        self.requests_running = self._gauge("vllm:num_requests_running", "Requests on a worker.")
+        self.requests_waiting = self._gauge("vllm:num_requests_waiting", "Requests waiting for a worker.")
+        self.retries = Counter("weir_request_retries", "Further attempts, by reason.", ("reason",), registry=registry)
+        self.sessions_open = Gauge("weir_sessions_open", "Sessions with workers, by leg.", ("leg",), registry=registry)
+        self.ttft_seconds = self._histogram(
+            "vllm:time_to_first_token_seconds", "Received until the first token was passed on.", TTFT_BUCKETS_S
+        )
+        self.itl_seconds = self._histogram(
+            "vllm:inter_token_latency_seconds", "Between tokens of a request.", ITL_BUCKETS_S
+        )
+        self.tpot_seconds = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean time per token after the first.", ITL_BUCKETS_S
+        )
+        self.e2e_seconds = self._histogram("vllm:e2e_request_latency_seconds", "Received until the end.", E2E_BUCKETS_S)
+        self.stage_seconds = Histogram(
+            "weir_request_stage_seconds", "Stages of a request.", ("stage",), buckets=TTFT_BUCKETS_S, registry=registry
+        )
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of finished requests.")
+        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens passed on.")
+        self.prompt_sources = PromptSources(registry)
+
+
+class WorkerMetrics(ProcessMetrics):
+    """Metrics of a worker; labels are those given to ``labels``."""
+
+    def __init__(self, model_name: str = "") -> None:
+        super().__init__(model_name)
+        self.requests_running = self._gauge("vllm:num_requests_running", "Sequences in the batch.")
+        self.requests_waiting = self._gauge("vllm:num_requests_waiting", "Sequences waiting for room.")
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens prefilled.")
+        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
+        self.prompt_sources = PromptSources(self.registry)
+        self.step_seconds = Histogram(
+            "weir_step_seconds", "Engine steps by kind.", ("kind",), buckets=ITL_BUCKETS_S, registry=self.registry
+        )
+        self.role_info = Gauge("weir_role_info", "1 for the role now.", ("role",), registry=self.registry)
+        self._memory()
+        self._reads()
+
+    def _memory(self) -> None:
+        registry = self.registry
+        self.kv_usage = self._gauge(
+            "vllm:kv_cache_usage_perc", "Share of KV blocks that are not free or cached (1 is all)."
+        )
+        self.cache_config_info = Gauge(
+            "vllm:cache_config_info", "Always 1.", ("block_size", "num_gpu_blocks"), registry=registry
+        )
+        self.blocks = Gauge("weir_kv_blocks", "KV blocks by state.", ("state",), registry=registry)
+        self.open_leases = Gauge("weir_leases_open", "Leases open.", registry=registry)
+        self.leases_ended = Counter("weir_leases_ended", "Leases ended, by reason.", ("reason",), registry=registry)
+
+    def _reads(self) -> None:
+        registry = self.registry
+        self.void_reads = Counter(
+            "weir_kv_reads_void", "KV reads that were void, by reason.", ("reason",), registry=registry
+        )
+        self.outstanding_reads = Gauge("weir_kv_reads_outstanding", "KV reads under way.", registry=registry)
+        self.read_seconds = self._histogram("vllm:nixl_xfer_time_seconds", "Time of a KV read.", READ_BUCKETS_S)
+        self.read_bytes = self._histogram("vllm:nixl_bytes_transferred", "Bytes of a KV read.", BYTES_BUCKETS)
+        self.read_descriptors = self._histogram("vllm:nixl_num_descriptors", "Descriptors of a KV read.", COUNT_BUCKETS)
+        self.read_failures = self._counter("vllm:nixl_num_failed_transfers", "KV reads that failed in the transport.")
+        self.transport_info = Gauge(
+            "weir_kv_transport_info", "1 for the transport in use.", ("peer", "transport"), registry=registry
+        )
+
+    def set_blocks(self, counts: Mapping[str, int]) -> None:
+        """Export counts by state; the usage is what is neither free nor cached, as a share of all."""
+        total = sum(counts.get(state, 0) for state in BLOCK_STATES)
+        for state in BLOCK_STATES:
+            self.blocks.labels(state).set(counts.get(state, 0))
+        idle = counts.get("free", 0) + counts.get("cached", 0)
+        self.kv_usage.set((total - idle) / total if total else 0.0)
+
+    def set_role(self, role: str) -> None:
+        """Export the role now; the others become 0."""
+        self.role_info.clear()
+        self.role_info.labels(role).set(1)
+
+    def set_transport(self, peer: str, transport: str) -> None:
+        """Export the transport in use to ``peer``."""
+        self.transport_info.labels(peer, transport).set(1)
+
+    def forget_peer(self, peer: str) -> None:
+        """Drop what is exported of ``peer``, so that gone workers do not gather."""
+        self.transport_info.remove_by_labels({"peer": peer})
+
+
+class ControllerMetrics(ProcessMetrics):
+    """Metrics of the controller."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.members = Gauge("weir_members", "Workers in the registry, by role.", ("role",), registry=self.registry)
+        self.role_changes = Counter(
+            "weir_role_changes", "Role changes, by outcome.", ("outcome",), registry=self.registry
+        )
+
+
+class MetricsServer:
+    """``/metrics`` on an address of its own."""
+
+    def __init__(self, bind: str, metrics: ProcessMetrics) -> None:
+        """Listen on ``bind`` (host:port); Unavailable when it is taken."""
+        host, _, port = bind.rpartition(":")
+        try:
+            self._server, self._thread = start_http_server(int(port), host, metrics.registry)
+        except OSError as error:
+            raise Unavailable(f"metrics cannot bind {bind}: {error}") from None
+        self.port = int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _BusCollector:
+    def __init__(self, stats: Callable[[], BusStats]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        """Families with the counts now."""
+        stats = self._stats()
+        counters = {
+            "published": stats.published,
+            "dropped": stats.dropped,
+            "received": stats.received,
+            "handler_errors": stats.handler_errors,
+        }
+        for name, value in counters.items():
+            yield CounterMetricFamily(f"weir_events_{name}", f"Events: {name.replace('_', ' ')}.", value=value)
+        yield CounterMetricFamily("weir_nats_reconnects", "Returns of the NATS connection.", value=stats.reconnects)
+        yield GaugeMetricFamily("weir_events_pending", "Events waiting to be sent.", value=stats.pending)
