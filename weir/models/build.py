@@ -9,7 +9,7 @@ from weir.errors import ModelError
 from weir.models.attention import AttentionBackend, CpuAttention
 from weir.models.config import ModelConfig, load_config
 from weir.models.layers import RmsNorm
-from weir.models.linear import LinearBackend, choose_backend, joined_bias
+from weir.models.linear import LinearBackend, choose_backend, joined_bias, packing_works
 from weir.models.llama import DecoderLayer, Model, ModelWeights
 from weir.models.loader import Weights
 from weir.models.moe import DenseMlp, FeedForward, MixtureOfExperts, SharedExpert
@@ -50,7 +50,7 @@ def model_fingerprint_fields(model: Model) -> dict[str, str | int]:
 
 
 def _attention(config: ModelConfig, device: torch.device) -> AttentionBackend:
-    return CpuAttention(config)
+    return CpuAttention(config, tiles=packing_works())
 
 
 class _Builder:

@@ -1,5 +1,6 @@
 """The seam for matrix products with weights. One back end per kind of machine; a model asks for what it needs."""
 
+import functools
 from typing import Protocol
 
 import torch
@@ -95,6 +96,15 @@ class PackedLinear:
         return y
 
 
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """x y^T by oneDNN for float32 ``x`` [m, k] and ``y`` [n, k], neither of them packed.
+
+    ``x`` is contiguous, and so is ``y`` or its transpose: other strides are thousands of times slower.
+    """
+    z: Tensor = torch.ops.mkldnn._linear_pointwise(x, y, None, "none", [], "")
+    return z
+
+
 class PackedGated:
     """Two products whose element-wise tails run inside them, while their results are in registers."""
 
@@ -120,7 +130,7 @@ class PackedBackend:
 
 def choose_backend(dtype: torch.dtype, device: torch.device) -> LinearBackend:
     """The fastest back end that works here: packed for float32 on a CPU with oneDNN, else plain torch."""
-    if device.type == "cpu" and dtype == torch.float32 and _packing_works():
+    if device.type == "cpu" and dtype == torch.float32 and packing_works():
         return PackedBackend()
     return TorchBackend()
 
@@ -132,13 +142,16 @@ def joined_bias(*biases: Tensor | None) -> Tensor | None:
     return torch.cat(given) if given else None
 
 
-def _packing_works() -> bool:
+@functools.cache
+def packing_works() -> bool:
     """The packed operators are not public API: use them only if they are there and agree with F.linear."""
     x, weight = torch.randn(3, 32), torch.randn(48, 32)
     try:
         y = PackedLinear(weight, None)(x)
+        inner = product(x, weight.t().contiguous().t())
         gated = PackedGated(PackedLinear(weight, None), PackedLinear(weight, None))(x)
     except (AttributeError, RuntimeError):
         return False
     plain = F.linear(x, weight)
-    return torch.allclose(y, plain, atol=1e-4) and torch.allclose(gated, F.silu(plain) * plain, atol=1e-3)
+    same = torch.allclose(y, plain, atol=1e-4) and torch.allclose(inner, plain, atol=1e-4)
+    return same and torch.allclose(gated, F.silu(plain) * plain, atol=1e-3)
