@@ -190,7 +190,7 @@ class Engine:
         if sequence.num_generated != len(sequence.request.generated):
             return False
         if self._scheduler.first_token(sequence, token):
-            self._events.append(Preempted(key))
+            self._note_preempted(sequence, self._clock.monotonic_s())
         reason = sequence.finish_reason()
         if reason is not None:
             self._finish(sequence, reason)
@@ -206,6 +206,7 @@ class Engine:
         if sequence.state is SequenceState.AWAITING_KV:
             sequence.reading = sequence.reading or quarantined
             self._scheduler.requeue(sequence)
+            sequence.since_s = self._clock.monotonic_s()
         elif sequence.state is SequenceState.WAITING:
             sequence.mode = Mode.LOCAL
         else:
@@ -232,9 +233,12 @@ class Engine:
         plan, preempted = self._scheduler.schedule()
         now_s = self._clock.monotonic_s() if preempted else 0.0
         for sequence in preempted:
-            sequence.since_s = now_s
-            self._events.append(Preempted(sequence.key))
+            self._note_preempted(sequence, now_s)
         return plan
+
+    def _note_preempted(self, sequence: Sequence, now_s: float) -> None:
+        sequence.since_s = now_s
+        self._events.append(Preempted(sequence.key))
 
     def _sample(self, plan: Plan, batch: Batch, logits: torch.Tensor) -> Samples:
         assert logits.shape[0] == len(batch.logit_rows), (logits.shape, len(batch.logit_rows))

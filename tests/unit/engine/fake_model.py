@@ -64,6 +64,7 @@ class FakeRunner:
 
     def run(self, batch: Batch) -> torch.Tensor:
         self.batches.append(batch)
+        assert min(batch.query_lens) >= 1, "a sequence without new tokens"
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("planted")
