@@ -57,9 +57,7 @@ class KvLayout:
         if end - first == self.kv_heads:
             return [(0, self.block_bytes)]
         length = (end - first) * self.head_bytes
-        return [
-            (self.offset(0, layer, kv, first), length) for layer in range(self.layers) for kv in (KEY, VALUE)
-        ]
+        return [(self.offset(0, layer, kv, first), length) for layer in range(self.layers) for kv in (KEY, VALUE)]
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` tokens take."""

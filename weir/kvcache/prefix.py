@@ -18,9 +18,7 @@ def chain_seed(fingerprint_digest: bytes, tenant_salt: bytes) -> bytes:
     return hashlib.blake2b(length + fingerprint_digest + tenant_salt, digest_size=HASH_BYTES).digest()
 
 
-def block_hashes(
-    tokens: Sequence[int], block_size: int, seed: bytes, parent: bytes | None = None
-) -> list[bytes]:
+def block_hashes(tokens: Sequence[int], block_size: int, seed: bytes, parent: bytes | None = None) -> list[bytes]:
     """Hashes of the full blocks of ``tokens``, in order; a last partial block has none.
 
     To extend a chain, pass only the tokens after the last hashed block and that block's hash as ``parent``:

@@ -117,13 +117,31 @@ def merge_runs(
     """
     longest = max(1, max_descriptor_bytes // block_bytes)
     runs: list[Run] = []
+    first_src = first_dst = count = 0
     for src, dst in sorted(pairs):
-        last = runs[-1] if runs else None
-        if last is not None and src == last.src + last.count and dst == last.dst + last.count and last.count < longest:
-            runs[-1] = Run(last.src, last.dst, last.count + 1)
-        else:
-            runs.append(Run(src, dst, 1))
+        if count and src == first_src + count and dst == first_dst + count and count < longest:
+            count += 1
+            continue
+        if count:
+            runs.append(Run(first_src, first_dst, count))
+        first_src, first_dst, count = src, dst, 1
+    if count:
+        runs.append(Run(first_src, first_dst, count))
     return runs
+
+
+def segments(runs: Sequence[Run], *, block_bytes: int, max_segment_bytes: int) -> list[list[Run]]:
+    """``runs`` in order, in groups of at most ``max_segment_bytes`` (one run at least) that are posted apart."""
+    groups: list[list[Run]] = []
+    room = 0
+    for run in runs:
+        size = run.count * block_bytes
+        if not groups or size > room:
+            groups.append([])
+            room = max_segment_bytes
+        groups[-1].append(run)
+        room -= size
+    return groups
 
 
 def delta(ticket: Ticket, blocks_held: int) -> tuple[BlockRef, ...]:

@@ -5,7 +5,9 @@ event loop or a step loop. The thread sleeps when nothing is under way, and poll
 something is.
 
     submit ─► waiting ─► data posted ─► guard posted ─► proof ─► settled
-                 └──────────┴──── timeout, error, peer dropped ────┘  settled void
+                 └────────────┴─── timeout, error, peer dropped ──► settled void
+
+Data goes in segments, so that one is checksummed (on another thread) while the next is read.
 
 Two agents: the *owner* exports the pool and the guard table and is never restarted; the *reader* posts. UCX
 cannot recall a posted read: after releasing the handle and removing the peer, bytes still landed when a stopped
@@ -19,7 +21,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,6 +40,7 @@ from weir.transfer.plan import (
     decode_completion,
     encode_completion,
     merge_runs,
+    segments,
 )
 from weir.transfer.ticket import GUARD_ENTRY_BYTES, GuardEntry, PeerDescriptor, Ticket, VoidReason, prove
 
@@ -63,15 +67,25 @@ class Read:
     deadline_s: float
     settle: Callable[[Outcome], None]
     cancelled: bool = False
-    handle: Any = None
     slot: int = -1
+    unposted: deque[list[Run]] = field(default_factory=deque)
+    posted: list["_Posted"] = field(default_factory=list)
     reads_guard: bool = False
+    checksums: list["tuple[list[int], Future[list[int]]]"] = field(default_factory=list)
     descriptors: int = 0
     begun_s: float = 0.0
     post_s: float = 0.0
-    posted_s: float = 0.0
     data_done_s: float = 0.0
-    pause_s: float = _FIRST_PAUSE_S
+    polled_s: float = 0.0
+    pause_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Posted:
+    """A posted transfer and the own blocks it fills (none for a guard)."""
+
+    handle: Any
+    blocks: list[int]
 
 
 class ReadThread:
@@ -106,6 +120,7 @@ class ReadThread:
         entries = np.zeros((MAX_ACTIVE_READS, pool.num_blocks, 2), dtype="<u8")
         self._scratch = entries
         self._free_slots = list(range(MAX_ACTIVE_READS))
+        self._hasher = ThreadPoolExecutor(1, "kv-checksum")
         self._thread = threading.Thread(target=self._main, name="kv-read", daemon=True)
         self.agent_metadata = b""
 
@@ -165,7 +180,7 @@ class ReadThread:
                 self._run_commands()
                 self._admit()
                 for read in list(self._active):
-                    self._advance(read)
+                    self._guarded(read, self._advance)
                 self._collect_notifications()
                 self._sleep()
         except Exception:
@@ -191,14 +206,7 @@ class ReadThread:
             if self._waiting:
                 return 0.0
             return _NOTIFICATION_PAUSE_S if self._watching else None
-        now = self._clock.monotonic_s()
-        pause_s = _LAST_PAUSE_S
-        for read in self._active:
-            if now - read.posted_s < _SPIN_S:
-                return 0.0
-            pause_s = min(pause_s, read.pause_s)
-            read.pause_s = min(read.pause_s * 2, _LAST_PAUSE_S)
-        return pause_s
+        return min(read.pause_s for read in self._active)
 
     def _collect_notifications(self) -> None:
         if not self._watching:
@@ -216,10 +224,11 @@ class ReadThread:
             self._ended = True
         self._run_commands()
         for read in self._active:
-            self._forget_handle(read)
+            self._forget_handles(read)
         unfinished = [*self._waiting, *self._active]
         self._waiting.clear()
         self._active.clear()
+        self._hasher.shutdown()
         self._reader = None
         self._owner = None
         gc.collect()
@@ -238,11 +247,7 @@ class ReadThread:
             read = self._waiting.popleft()
             read.slot = self._free_slots.pop()
             self._active.append(read)
-            self._guarded(read, self._post_data)
-
-    def _advance(self, read: Read) -> None:
-        if read.handle is not None:
-            self._guarded(read, self._poll)
+            self._plan_data(read)
 
     def _guarded(self, read: Read, step: Callable[[Read], None]) -> None:
         try:
@@ -252,33 +257,65 @@ class ReadThread:
         except Exception as error:
             self._fail(read, error)
 
-    def _poll(self, read: Read) -> None:
-        state = self._reader.check_xfer_state(read.handle)
+    def _advance(self, read: Read) -> None:
+        """Post what is not posted, ask for what is, and set when to come back."""
+        if read not in self._active:
+            return  # a reset has ended it
+        if read.cancelled:
+            read.unposted.clear()
+        progress = self._post_data(read) if read.unposted else False
+        for posted in list(read.posted):
+            progress |= self._poll(read, posted)
+        now = self._clock.monotonic_s()
+        if not read.posted and not read.unposted:
+            self._phase_done(read)
+        elif now > read.deadline_s:
+            self._reset(f"a read from {read.peer.worker} did not end in time", late=read)
+        elif progress or read.unposted:
+            read.polled_s, read.pause_s = now, 0.0
+        elif now - read.polled_s > _SPIN_S:
+            read.pause_s = min(max(read.pause_s * 2, _FIRST_PAUSE_S), _LAST_PAUSE_S)
+
+    def _poll(self, read: Read, posted: _Posted) -> bool:
+        """Whether ``posted`` is done; its blocks go on to be checksummed."""
+        state = self._reader.check_xfer_state(posted.handle)
         if state == "ERR":
             raise TransferUnavailable("the transfer is in error")
-        if state == "DONE":
-            self._phase_done(read)
-        elif self._clock.monotonic_s() > read.deadline_s:
-            self._reset(f"a read from {read.peer.worker} did not end in time", late=read)
+        if state != "DONE":
+            return False
+        read.posted.remove(posted)
+        self._release(posted)
+        if posted.blocks and self._pool.checksums_enabled and not read.cancelled:
+            read.checksums.append((posted.blocks, self._hasher.submit(self._pool.checksums, posted.blocks)))
+        return True
 
-    def _post_data(self, read: Read) -> None:
-        layout = self._pool.layout
+    def _plan_data(self, read: Read) -> None:
+        block_bytes = self._pool.layout.block_bytes
         runs = merge_runs(
             [(ref.block, block) for ref, block in read.destinations],
-            block_bytes=layout.block_bytes,
+            block_bytes=block_bytes,
             max_descriptor_bytes=self._max_descriptor_bytes,
         )
         read.descriptors = len(runs)
+        read.unposted.extend(segments(runs, block_bytes=block_bytes, max_segment_bytes=self._max_descriptor_bytes))
         read.begun_s = self._clock.monotonic_s()
+
+    def _post_data(self, read: Read) -> bool:
+        """Post one segment: over shared memory this copies it, so other reads get their turn in between."""
+        runs = read.unposted.popleft()
         here = (self._pool.base, self._memory, self._device_id)
         there = (read.peer.pool_base, read.peer.memory, read.peer.device_id)
-        self._post_runs(read, runs, layout.block_bytes, here, there)
+        started_s = self._clock.monotonic_s()
+        self._post_runs(read, runs, self._pool.layout.block_bytes, here, there)
+        read.post_s += self._clock.monotonic_s() - started_s
+        return True
 
     def _post_guard(self, read: Read) -> None:
         sources = [(ref.block, index) for index, (ref, _) in enumerate(read.destinations)]
         runs = merge_runs(sources, block_bytes=GUARD_ENTRY_BYTES)
         here = (self._scratch[read.slot].ctypes.data, "DRAM", 0)
         read.reads_guard = True
+        read.polled_s = self._clock.monotonic_s()
         self._post_runs(read, runs, GUARD_ENTRY_BYTES, here, (read.peer.guard_base, "DRAM", 0))
 
     def _post_runs(
@@ -292,32 +329,27 @@ class ReadThread:
         local = [(here[0] + run.dst * unit_bytes, run.count * unit_bytes, here[2]) for run in runs]
         remote = [(there[0] + run.src * unit_bytes, run.count * unit_bytes, there[2]) for run in runs]
         reader = self._reader
-        read.handle = reader.initialize_xfer(
+        handle = reader.initialize_xfer(
             "READ",
             reader.get_xfer_descs(local, here[1]),
             reader.get_xfer_descs(remote, there[1]),
             self._remote_name(read.peer),
         )
-        read.pause_s = _FIRST_PAUSE_S
-        posting_s = self._clock.monotonic_s()
-        state = reader.transfer(read.handle)
-        read.posted_s = self._clock.monotonic_s()
-        if not read.reads_guard:
-            read.post_s = read.posted_s - posting_s
-        if state == "ERR":
+        blocks = [] if read.reads_guard else [run.dst + i for run in runs for i in range(run.count)]
+        read.posted.append(_Posted(handle, blocks))
+        if reader.transfer(handle) == "ERR":
             raise TransferUnavailable("the transfer was refused")
-        if state == "DONE":
-            self._phase_done(read)
 
     def _phase_done(self, read: Read) -> None:
-        self._forget_handle(read)
+        """Nothing of ``read`` is in flight: go from the data to the guard, or from the guard to the proof."""
         if read.cancelled:
             raise KvReadVoid(VoidReason.TRANSPORT.value, "cancelled")
-        if not read.reads_guard:
-            read.data_done_s = self._clock.monotonic_s()
-            self._post_guard(read)
-        else:
+        if read.reads_guard:
             self._finish(read, self._prove(read))
+            return
+        read.data_done_s = self._clock.monotonic_s()
+        self._post_guard(read)
+        self._advance(read)
 
     def _prove(self, read: Read) -> ReadReport:
         """Prove the data against the guard that was read after it; raises KvReadVoid."""
@@ -328,7 +360,10 @@ class ReadThread:
         own = [block for _, block in read.destinations]
         prove(refs, guards, None)
         if self._pool.checksums_enabled:
-            prove(refs, guards, self._pool.checksums(own))
+            found: dict[int, int] = {}
+            for blocks, checksums in read.checksums:
+                found.update(zip(blocks, checksums.result(), strict=True))
+            prove(refs, guards, [found[block] for block in own])
         proven_s = self._clock.monotonic_s()
         if read.notify:
             self._notify_owner(read)
@@ -355,7 +390,7 @@ class ReadThread:
 
     def _finish(self, read: Read, outcome: Outcome) -> None:
         """Settle ``read``, of which nothing is in flight."""
-        assert read.handle is None
+        assert not read.posted
         self._active.remove(read)
         self._free_slots.append(read.slot)
         read.settle(outcome)
@@ -363,22 +398,25 @@ class ReadThread:
     def _fail(self, read: Read, error: Exception) -> None:
         """``read`` met an error of the transport."""
         detail = f"{read.peer.worker}: {type(error).__name__}: {error}"
-        if "RemoteDisconnect" in type(error).__name__ or read.handle is None:
+        if "RemoteDisconnect" in type(error).__name__ or not read.posted:
             # UCX has closed the endpoint by force, or nothing was posted: nothing is in flight.
-            self._forget_handle(read)
+            self._forget_handles(read)
             self._remove_remote(read.peer.worker)
             self._finish(read, KvReadVoid(VoidReason.TRANSPORT.value, detail))
         else:
             self._reset(detail, failed=read)
 
-    def _forget_handle(self, read: Read) -> None:
-        if read.handle is None:
-            return
+    def _forget_handles(self, read: Read) -> None:
+        for posted in read.posted:
+            self._release(posted)
+        read.posted.clear()
+
+    def _release(self, posted: _Posted) -> None:
         try:
-            read.handle.release()
+            posted.handle.release()
         except Exception as error:
             log.warning("a transfer handle could not be released: %s", error)
-        read.handle = None
+        posted.handle = None
 
     # -- peers and agents -------------------------------------------------------------------------------
 
@@ -435,7 +473,7 @@ class ReadThread:
         log.warning("KV reader reset, %d reads end void: %s", len(self._active), why)
         ended, self._active = self._active, []
         for read in ended:
-            self._forget_handle(read)
+            self._forget_handles(read)
         self._remote_names.clear()
         self._reader = None
         gc.collect()

@@ -5,6 +5,7 @@ spins (a core per process, even idle) unless it is given a poll interval, and it
 """
 
 import contextlib
+import ctypes
 import logging
 import os
 import re
@@ -119,4 +120,8 @@ class _UcxLog:
 
     @classmethod
     def drain(cls) -> str:
-        return "" if cls._file is None else cls._file.read().decode(errors="replace")
+        if cls._file is None:
+            return ""
+        # UCX's stream is buffered by the C library and UCX does not flush it.
+        ctypes.CDLL(None).fflush(None)
+        return cls._file.read().decode(errors="replace")
