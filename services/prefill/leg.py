@@ -151,6 +151,14 @@ class PrefillLeg:
         """Return when no attempt is left."""
         await self._idle.wait()
 
+    def close(self) -> None:
+        """Stop all timers."""
+        for _, timer in self._lost.values():
+            timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def close_sessions(self) -> None:
         """Let the streams end after what they still have to send."""
         for session in list(self._sessions.values()):

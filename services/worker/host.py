@@ -1,0 +1,473 @@
+"""A worker, put together: engine and step thread, both legs, the role, and what it announces.
+
+Everything here runs on the event loop, except what ``StepLoop`` runs on its thread. The process around it is
+``app.py``; tests run several hosts in one process.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import grpc.aio
+import psutil
+
+from weir.clock import Clock
+from weir.config import WorkerConfig
+from weir.engine.output import EngineLoad, StepOutput, Usage
+from weir.errors import FailedPrecondition, InternalError, WeirError
+from weir.events.bus import EventBus
+from weir.events.registry import Registry
+from weir.ids import RequestKey, WorkerKey
+from weir.lifecycle import Role
+from weir.rpc import convert
+from weir.rpc.v1 import (
+    common_pb2,
+    decode_pb2_grpc,
+    events_pb2,
+    prefill_pb2,
+    prefill_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from weir.services.decode.desk import BeginRead, DecodeDesk, TransferCompleted
+from weir.services.decode.leg import DecodeLeg
+from weir.services.decode.servicer import DecodeServicer
+from weir.services.prefill.desk import PrefillDesk
+from weir.services.prefill.leg import PrefillLeg
+from weir.services.prefill.servicer import PrefillServicer
+from weir.services.worker.announcer import Announcer
+from weir.services.worker.load import LoadTracker
+from weir.services.worker.parts import WorkerParts
+from weir.services.worker.role_gate import RoleGate
+from weir.services.worker.servicer import WorkerServicer
+from weir.services.worker.step_loop import StepLoop
+from weir.telemetry.metrics import WorkerMetrics
+from weir.transfer.lease import LeaseEnd, LeaseTable
+from weir.transfer.plan import Completion, KvTransfer, ReadReport
+
+_log = logging.getLogger(__name__)
+
+MAX_IDLE_CHECK_BLOCKS = 1 << 14
+END_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEdges:
+    """What connects a worker to the others; each has an in-memory twin."""
+
+    transfer: KvTransfer
+    bus: EventBus
+    registry: Registry
+
+
+class WorkerHost:
+    """``register`` on a server, ``start`` once it has its address; ``drain``, then ``close``."""
+
+    def __init__(
+        self,
+        key: WorkerKey,
+        config: WorkerConfig,
+        parts: WorkerParts,
+        edges: WorkerEdges,
+        clock: Clock,
+        *,
+        metrics: WorkerMetrics | None = None,
+        on_fault: Callable[[WeirError], None] = lambda error: None,
+    ) -> None:
+        self.key = key
+        self.config = config
+        self.parts = parts
+        self.edges = edges
+        self.clock = clock
+        self.metrics = metrics or WorkerMetrics(parts.model_name)
+        self.gate = RoleGate(key.worker_id, config.role)
+        self.address = ""
+        self.started_unix_s = clock.unix_s()
+        self.transports: dict[str, str] = {}
+        self.load = LoadTracker(parts.engine.load())
+        self._on_fault = on_fault
+        self._load_sequence = 0
+        self._leases_expected = False
+        self._exported: dict[str, int] = {}
+        self.step_loop = StepLoop(
+            parts.engine,
+            clock,
+            deliver=self._on_step,
+            crashed=self._on_crash,
+            idle_check=self._idle_check if parts.blocks.num_blocks <= MAX_IDLE_CHECK_BLOCKS else None,
+        )
+        self.prefill = self._prefill_leg()
+        self.decode = self._decode_leg()
+        self.announcer = Announcer(
+            key,
+            edges.bus,
+            edges.registry,
+            clock,
+            record=self.record,
+            load=self.load_report,
+            heartbeat_s=config.heartbeat_s,
+            load_report_s=config.load_report_s,
+            on_report=self._on_report,
+        )
+        self._listening: asyncio.Task[None] | None = None
+
+    def _prefill_leg(self) -> PrefillLeg:
+        desk = PrefillDesk(
+            self.key,
+            self.parts.fingerprint.digest(),
+            LeaseTable(),
+            block_size=self.parts.blocks.block_size,
+            max_lease_s=self.config.lease_s,
+        )
+        return PrefillLeg(
+            desk,
+            self.step_loop,
+            self.clock,
+            session_grace_s=self.config.session_grace_s,
+            leases_open=self._expect_completions,
+        )
+
+    def _decode_leg(self) -> DecodeLeg:
+        return DecodeLeg(
+            DecodeDesk(self.parts.fingerprint, vocab_size=self.parts.vocab_size),
+            self.step_loop,
+            self.edges.transfer,
+            self.clock,
+            session_grace_s=self.config.session_grace_s,
+            read_timeout_s=self.config.read_timeout_s,
+            max_outstanding_reads=self.config.max_outstanding_reads,
+            on_read=self._on_read,
+            on_completed=self._on_transfer_completed,
+        )
+
+    # -- life -------------------------------------------------------------------------------------------
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """Add the three services; returns their full names."""
+        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(
+            PrefillServicer(
+                self.prefill,
+                self.key,
+                self.clock,
+                eos_token_ids=self.parts.eos_token_ids,
+                context_tokens=self.parts.context_tokens,
+                welcome=self.welcome,
+                load=self.load_report,
+                check_open=self.gate.check_prefills,
+            ),
+            server,
+        )
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(
+            DecodeServicer(
+                self.decode,
+                self.key,
+                self.clock,
+                eos_token_ids=self.parts.eos_token_ids,
+                context_tokens=self.parts.context_tokens,
+                welcome=self.welcome,
+                load=self.load_report,
+                check_open=self.gate.check_decodes,
+            ),
+            server,
+        )
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(self), server)
+        return [
+            "weir.rpc.v1.PrefillService",
+            "weir.rpc.v1.DecodeService",
+            "weir.rpc.v1.WorkerService",
+        ]
+
+    async def start(self, address: str) -> None:
+        """Begin to step, to listen and to be found at ``address``. Raises Unavailable without a registry."""
+        self.address = address
+        self.step_loop.start()
+        self._listening = asyncio.create_task(self._listen(), name="lease-completions")
+        await self.announcer.subscribe(
+            on_cancel=self._on_cancel, on_completed=self._on_completed, on_peer_gone=self._on_peer_gone
+        )
+        self.metrics.set_role(self.gate.role.value)
+        self.metrics.watch_bus(self.edges.bus.stats)
+        self.metrics.cache_config_info.labels(self.parts.blocks.block_size, self.parts.blocks.num_blocks).set(1)
+        await self.announcer.start()
+
+    async def drain(self) -> None:
+        """Take nothing new, send away what waits, let the rest end; then leave the registry and the sessions.
+
+        Work still running after the configured drain time ends with UNAVAILABLE.
+        """
+        self.gate.stopping = True
+        await self.announcer.publish_record()
+        message = f"worker {self.key.worker_id} is stopping"
+        self.prefill.end_waiting(message)
+        self.decode.end_waiting(message)
+        await self._settle(self.config.role_drain_timeout_s, message, LeaseEnd.SHUTDOWN, Role.MIXED)
+        await self.announcer.stop()
+        self.prefill.close_sessions()
+        self.decode.close_sessions()
+
+    async def close(self) -> None:
+        """End everything at once; nothing of the worker is left. Idempotent."""
+        await self.announcer.stop()
+        await self.decode.close()
+        self.prefill.close()
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+        await self.step_loop.stop()
+        await self.edges.transfer.close()
+
+    async def _settle(self, timeout_s: float, message: str, reason: LeaseEnd, leaving: Role) -> None:
+        """Wait until the legs of ``leaving`` are idle; after ``timeout_s`` end what is left."""
+        waits: list[Callable[[], Awaitable[None]]] = []
+        if leaving.prefills:
+            waits.append(self.prefill.wait_idle)
+        if leaving.decodes:
+            waits.append(self.decode.wait_idle)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(wait() for wait in waits))
+            return
+        except TimeoutError:
+            _log.warning("work is still running after %g s of drain; it ends now", timeout_s)
+        if leaving.prefills:
+            self.prefill.end_everything(message, reason)
+        if leaving.decodes:
+            self.decode.end_everything(message)
+        try:
+            async with asyncio.timeout(END_GRACE_S):
+                await asyncio.gather(*(wait() for wait in waits))
+        except TimeoutError:
+            _log.error("work did not end within %g s", END_GRACE_S)
+
+    # -- role -------------------------------------------------------------------------------------------
+
+    async def set_role(self, role: Role, expected_epoch: int, drain_timeout_s: float | None) -> None:
+        """Change the role in place; weights, cache and what the new role also does stay.
+
+        Raises FailedPrecondition for a stale epoch or a change under way. Returns at once if ``role`` is the
+        role already.
+        """
+        if role is self.gate.role and expected_epoch == self.gate.epoch and not self.gate.draining:
+            return
+        leaving = _leaving(self.gate.role, role)
+        self.gate.begin_change(role, expected_epoch)
+        try:
+            await self.announcer.publish_record()
+            if leaving is not None:
+                message = f"worker {self.key.worker_id} is becoming a {role.value} worker"
+                if leaving.prefills:
+                    self.prefill.end_waiting(message)
+                if leaving.decodes:
+                    self.decode.end_waiting(message)
+                timeout_s = self.config.role_drain_timeout_s if drain_timeout_s is None else drain_timeout_s
+                await self._settle(timeout_s, message, LeaseEnd.ROLE_CHANGE, leaving)
+        except BaseException:
+            self.gate.abandon_change()
+            raise
+        self.gate.finish_change()
+        self.metrics.set_role(role.value)
+        _log.info("role is %s now, epoch %d", role.value, self.gate.epoch)
+        await self.announcer.publish_record()
+
+    # -- what others are told ---------------------------------------------------------------------------
+
+    def record(self) -> events_pb2.WorkerRecord:
+        """The registry entry now."""
+        return events_pb2.WorkerRecord(
+            worker_id=self.key.worker_id,
+            incarnation=self.key.incarnation,
+            role=convert.role_to_pb(self.gate.role),
+            role_epoch=self.gate.epoch,
+            address=self.address,
+            draining=self.gate.draining,
+            model=self.parts.model_name,
+            fingerprint=convert.fingerprint_to_pb(self.parts.fingerprint),
+            num_blocks=self.parts.blocks.num_blocks,
+            block_size=self.parts.blocks.block_size,
+            context_tokens=self.parts.context_tokens,
+            model_path=self.parts.model_path,
+            started_unix_s=self.started_unix_s,
+            max_running=self.config.max_running,
+        )
+
+    def welcome(self) -> prefill_pb2.SessionWelcome:
+        """The first message of a session."""
+        return prefill_pb2.SessionWelcome(
+            worker_id=self.key.worker_id,
+            incarnation=self.key.incarnation,
+            role=convert.role_to_pb(self.gate.role),
+            role_epoch=self.gate.epoch,
+            descriptor=convert.descriptor_to_pb(self.edges.transfer.descriptor()),
+            model=self.parts.model_name,
+            context_tokens=self.parts.context_tokens,
+        )
+
+    def load_report(self) -> common_pb2.WorkerLoad:
+        """The load after the last step."""
+        self._load_sequence += 1
+        engine = self.load.engine
+        return common_pb2.WorkerLoad(
+            sequence=self._load_sequence,
+            running=engine.running,
+            waiting=engine.waiting,
+            pending_prefill_tokens=engine.waiting_tokens,
+            blocks=convert.block_counts_to_pb({state.value: count for state, count in engine.blocks.items()}),
+            open_leases=self.prefill.desk.leases.open_count,
+            outstanding_reads=self.edges.transfer.outstanding(),
+            decode_step_ms=self.load.decode_step_ms,
+            prefill_tokens_per_s=self.load.prefill_tokens_per_s,
+            generated_tokens=self.load.generated_tokens,
+            prefilled_tokens=self.load.prefilled_tokens,
+        )
+
+    async def state(self, *, check_integrity: bool) -> worker_pb2.GetStateResponse:
+        """Everything the worker knows of itself, after all commands given so far.
+
+        Raises FailedPrecondition if integrity is to be checked while the engine has work.
+        """
+        if self.step_loop.dead is None:
+            self.load.engine = await self.step_loop.call(lambda engine: engine.load())
+            if check_integrity:
+                await self._check_integrity()
+        process = psutil.Process()
+        return worker_pb2.GetStateResponse(
+            worker_id=self.key.worker_id,
+            incarnation=self.key.incarnation,
+            role=convert.role_to_pb(self.gate.role),
+            role_epoch=self.gate.epoch,
+            draining=self.gate.draining,
+            load=self.load_report(),
+            open_sessions=self.prefill.open_sessions + self.decode.open_sessions,
+            tasks=len(asyncio.all_tasks()),
+            open_files=process.num_fds(),
+            rss_bytes=process.memory_info().rss,
+            leases_ended={end.value: count for end, count in self.prefill.desk.leases.ended_total.items()},
+            void_reads=self.decode.desk.void_reads,
+            transports=self.transports,
+            model=self.parts.model_name,
+            fingerprint=convert.fingerprint_to_pb(self.parts.fingerprint),
+            pid=os.getpid(),
+            prefills_completed=self.prefill.desk.prefills_completed,
+            prompt_tokens_by_source=self.load.prompt_tokens_by_source,
+        )
+
+    async def _check_integrity(self) -> None:
+        if self.load.engine.running or self.load.engine.waiting or self.edges.transfer.outstanding():
+            raise FailedPrecondition("integrity is checked when the worker is idle; it has work")
+        try:
+            self.prefill.desk.leases.check_integrity()
+            await self.step_loop.call(lambda engine: self._idle_check())
+        except AssertionError as error:
+            raise InternalError(f"integrity: {error}") from error
+
+    # -- what comes in ----------------------------------------------------------------------------------
+
+    def _on_step(self, output: StepOutput) -> None:
+        for usage in self.load.update(output):
+            self._count_prompt(usage)
+        self.prefill.on_events(output.events)
+        self.decode.on_events(output.events)
+        self._observe(output.load)
+        self.announcer.load_changed()
+
+    def _on_crash(self, error: WeirError) -> None:
+        _log.critical("the engine is gone: %s", error)
+        self.gate.fault = error
+        self.prefill.engine_lost(error)
+        self.decode.engine_lost(error)
+        self._on_fault(error)
+
+    def _idle_check(self) -> None:
+        """Runs on the step thread."""
+        self.parts.blocks.check_integrity()
+
+    def _on_cancel(self, request_id: str, attempt: int, reason: str) -> None:
+        self.prefill.cancel(request_id, attempt, reason)
+        self.decode.cancel(request_id, attempt, reason)
+        self.prefill.pump()
+        self.decode.pump()
+
+    def _on_completed(self, key: RequestKey, lease_id: int) -> None:
+        self.prefill.completed(Completion(lease_id, key))
+
+    def _on_peer_gone(self, worker: WorkerKey) -> None:
+        self.decode.peer_gone(worker)
+        if self.transports.pop(worker.worker_id, None) is not None:
+            self.metrics.forget_peer(worker.worker_id)
+
+    async def _listen(self) -> None:
+        async for done in self.edges.transfer.notifications():
+            self.prefill.completed(done)
+
+    def _expect_completions(self, expected: bool) -> None:
+        if expected != self._leases_expected:
+            self._leases_expected = expected
+            self.edges.transfer.expect_completions(expected)
+
+    def _on_read(self, order: BeginRead, report: ReadReport) -> None:
+        peer = order.peer.worker.worker_id
+        self.metrics.read_seconds.observe(report.total_s)
+        self.metrics.read_bytes.observe(report.bytes)
+        self.metrics.read_descriptors.observe(report.descriptors)
+        if self.transports.get(peer) != report.transport:
+            self.transports[peer] = report.transport
+            self.metrics.set_transport(peer, report.transport)
+            _log.info("KV from %s comes by %s", peer, report.transport)
+
+    def _on_transfer_completed(self, order: TransferCompleted) -> None:
+        self.announcer.transfer_completed(order.key, order.lease_id, order.source)
+
+    # -- metrics ----------------------------------------------------------------------------------------
+
+    def _observe(self, load: EngineLoad) -> None:
+        kind = "decode" if not load.prefill_tokens else "prefill" if not load.decodes else "mixed"
+        if load.decodes or load.prefill_tokens:
+            step_ms = load.schedule_ms + load.model_ms + load.sample_ms + load.publish_ms
+            self.metrics.step_seconds.labels(kind).observe(step_ms / 1e3)
+
+    def _count_prompt(self, usage: Usage) -> None:
+        self.metrics.prompt_sources.add(
+            local_compute=usage.local_compute,
+            local_cache_hit=usage.local_cache_hit,
+            external_kv_transfer=usage.external_kv,
+        )
+
+    def _on_report(self) -> None:
+        """With each load report: export what need not be current at every step, and what the cache changed."""
+        engine, metrics = self.load.engine, self.metrics
+        metrics.requests_running.set(engine.running)
+        metrics.requests_waiting.set(engine.waiting)
+        metrics.set_blocks({state.value: count for state, count in engine.blocks.items()})
+        metrics.open_leases.set(self.prefill.desk.leases.open_count)
+        metrics.outstanding_reads.set(self.edges.transfer.outstanding())
+        metrics.prompt_tokens.inc(self._grown("prefilled", self.load.prefilled_tokens))
+        metrics.generation_tokens.inc(self._grown("generated", self.load.generated_tokens))
+        for reason, count in self.decode.desk.void_reads.items():
+            metrics.void_reads.labels(reason).inc(self._grown(f"void {reason}", count))
+        for end, count in self.prefill.desk.leases.ended_total.items():
+            metrics.leases_ended.labels(end.value).inc(self._grown(f"lease {end.value}", count))
+        self.step_loop.submit(lambda engine: self._drain_changes())
+
+    def _grown(self, name: str, total: int) -> int:
+        """By how much a total that is kept elsewhere has grown since it was last exported."""
+        grown = total - self._exported.get(name, 0)
+        self._exported[name] = total
+        return grown
+
+    def _drain_changes(self) -> None:
+        """Runs on the step thread."""
+        changes = self.parts.blocks.drain_changes()
+        if changes.stored or changes.removed or changes.overflowed:
+            self.step_loop.post(self.announcer.kv_changed, changes)
+
+
+def _leaving(old: Role, new: Role) -> Role | None:
+    """The work of ``old`` that ``new`` does not do, as a role; None when it does all of it."""
+    prefills = old.prefills and not new.prefills
+    decodes = old.decodes and not new.decodes
+    assert not (prefills and decodes), "no role does nothing"
+    if prefills:
+        return Role.PREFILL
+    return Role.DECODE if decodes else None

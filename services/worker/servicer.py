@@ -1,0 +1,45 @@
+"""WorkerService: administration of a worker. Converts and delegates."""
+
+from typing import TYPE_CHECKING, Any
+
+from weir.errors import InvalidArgument
+from weir.rpc import convert
+from weir.rpc.v1 import worker_pb2, worker_pb2_grpc
+
+if TYPE_CHECKING:
+    from weir.services.worker.host import WorkerHost
+
+MAX_DRAIN_TIMEOUT_S = 3_600.0
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
+    """What operators, the controller and tests ask."""
+
+    def __init__(self, host: "WorkerHost") -> None:
+        self._host = host
+
+    async def GetState(self, request: worker_pb2.GetStateRequest, context: Any) -> worker_pb2.GetStateResponse:
+        """The state, and the result of the integrity check when asked for."""
+        return await self._host.state(check_integrity=request.check_integrity)
+
+    async def SetRole(self, request: worker_pb2.SetRoleRequest, context: Any) -> worker_pb2.SetRoleResponse:
+        """Change the role; answers when the new one is in force."""
+        role = convert.role_from_pb(request.role)
+        drain_timeout_s = request.drain_timeout_ms / 1e3
+        if not 0 <= drain_timeout_s <= MAX_DRAIN_TIMEOUT_S:
+            limit = f"must lie in [0, {MAX_DRAIN_TIMEOUT_S * 1e3:g}]"
+            raise InvalidArgument("drain_timeout_ms", request.drain_timeout_ms, limit)
+        begun_s = self._host.clock.monotonic_s()
+        await self._host.set_role(role, request.expected_epoch, drain_timeout_s or None)
+        return worker_pb2.SetRoleResponse(
+            role=convert.role_to_pb(self._host.gate.role),
+            role_epoch=self._host.gate.epoch,
+            took_ms=(self._host.clock.monotonic_s() - begun_s) * 1e3,
+        )
+
+    async def GetDescriptor(
+        self, request: worker_pb2.GetDescriptorRequest, context: Any
+    ) -> worker_pb2.GetDescriptorResponse:
+        """How to read this worker's KV."""
+        descriptor = self._host.edges.transfer.descriptor()
+        return worker_pb2.GetDescriptorResponse(descriptor=convert.descriptor_to_pb(descriptor))
