@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import pytest
 from weir.clock import SystemClock
 from weir.config import NatsConfig
 from weir.errors import InvalidArgument, Unavailable
-from weir.events import nats_server
 from weir.events.bus import MAX_EVENT_BYTES, Event
 from weir.events.nats_bus import NatsBus
 from weir.events.nats_link import NatsLink
@@ -331,7 +331,7 @@ async def test_the_server_dies_with_its_parent(tmp_path: Path) -> None:
         "asyncio.run(main())\n"
     )
     parent = await asyncio.create_subprocess_exec(
-        nats_server.sys.executable, "-c", script, str(tmp_path / "d"), stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", script, str(tmp_path / "d"), stdout=asyncio.subprocess.PIPE
     )
     assert parent.stdout is not None
     pid = int(await asyncio.wait_for(parent.stdout.readline(), 30))

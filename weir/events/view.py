@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from weir.events.registry import ChangeCallback, ChangeKind, RegistryChange
 from weir.rpc.v1.events_pb2 import WorkerRecord
+
+_log = logging.getLogger(__name__)
 
 
 class RegistryView:
@@ -65,9 +68,12 @@ class RegistryView:
         return min(self._heard_s.values()) + ttl_s if self._heard_s else None
 
     def tell(self, change: RegistryChange) -> None:
-        """Pass ``change`` to every watcher."""
+        """Pass ``change`` to every watcher; what one raises is logged and harms nobody else."""
         for callback in list(self._callbacks):
-            callback(change)
+            try:
+                callback(change)
+            except Exception:
+                _log.exception("registry watcher failed on %s of %s", change.kind.value, change.worker_id)
 
     def _gone(self, worker_id: str) -> None:
         self._heard_s.pop(worker_id, None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weir.config.sections import LimitsConfig
+
 Options = list[tuple[str, int | str]]
 
 DEFAULT_MESSAGE_BYTES = 4 << 20
@@ -17,6 +19,16 @@ class RpcLimits:
     max_concurrent_streams: int = 4_096
     keepalive_s: float = 10.0
     keepalive_timeout_s: float = 5.0
+
+    @classmethod
+    def of(cls, config: LimitsConfig) -> RpcLimits:
+        """The gRPC bounds of a configuration."""
+        return cls(
+            message_bytes=config.message_bytes,
+            max_concurrent_streams=config.max_concurrent_streams,
+            keepalive_s=config.keepalive_s,
+            keepalive_timeout_s=config.keepalive_timeout_s,
+        )
 
 
 def shared_options(limits: RpcLimits) -> Options:

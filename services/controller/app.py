@@ -1,0 +1,124 @@
+"""Composition root of the controller."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc.aio
+
+from weir.clock import SystemClock
+from weir.config import ControllerConfig, LimitsConfig, NatsConfig, TelemetryConfig
+from weir.config.flags import CommandLine
+from weir.events.nats_link import NatsLink
+from weir.events.nats_registry import NatsRegistry
+from weir.events.registry import ChangeKind, RegistryChange
+from weir.rpc.limits import RpcLimits
+from weir.rpc.server import RpcServer, serve
+from weir.rpc.v1 import common_pb2, controller_pb2_grpc
+from weir.services.controller.ledger import RoleLedger
+from weir.services.controller.servicer import SERVICE_NAME, ControllerServicer
+from weir.services.controller.workers import GrpcWorkers
+from weir.telemetry.metrics import ControllerMetrics, MetricsServer
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """All sections that the controller reads."""
+
+    controller: ControllerConfig
+    nats: NatsConfig
+    limits: LimitsConfig
+    telemetry: TelemetryConfig
+
+    @classmethod
+    def load(cls, given: CommandLine) -> ControllerSettings:
+        """Resolve the sections; raises InvalidArgument and NotFound as ``load_config``."""
+        return cls(
+            controller=given.load(ControllerConfig, "controller"),
+            nats=given.load(NatsConfig, "nats"),
+            limits=given.load(LimitsConfig, "limits"),
+            telemetry=given.load(TelemetryConfig, "telemetry"),
+        )
+
+
+async def run(
+    settings: ControllerSettings,
+    *,
+    on_ready: Callable[[str], None],
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Run the controller until a signal (or ``stop``); ``on_ready`` gets its address.
+
+    Raises Unavailable when NATS or the address cannot be had.
+    """
+    config = settings.controller
+    identity = config.controller_id or f"controller-{secrets.randbits(24):06x}"
+    clock = SystemClock()
+    metrics = ControllerMetrics()
+    link = await NatsLink.connect(settings.nats, name=identity)
+    try:
+        registry = await NatsRegistry.open(link, clock)
+        ledger = RoleLedger(config.max_role_changes_kept)
+        limits = RpcLimits.of(settings.limits)
+        servicer = ControllerServicer(
+            registry=registry,
+            ledger=ledger,
+            workers=GrpcWorkers(limits),
+            clock=clock,
+            metrics=metrics,
+            role_change_timeout_s=config.role_change_timeout_s,
+        )
+        await registry.watch(_membership_metrics(registry, metrics))
+        exporter = MetricsServer(settings.telemetry.metrics_bind, metrics) if settings.telemetry.metrics_bind else None
+    except BaseException:
+        await link.close()
+        raise
+
+    def register(server: grpc.aio.Server) -> Sequence[str]:
+        controller_pb2_grpc.add_ControllerServiceServicer_to_server(servicer, server)
+        return (SERVICE_NAME,)
+
+    async def on_started(server: RpcServer) -> None:
+        await server.set_ready(True)
+        on_ready(server.address)
+
+    async def close() -> None:
+        await registry.close()
+        await link.close()
+        if exporter is not None:
+            exporter.close()
+
+    await serve(
+        name="controller",
+        bind=config.bind,
+        register=register,
+        on_started=on_started,
+        drain=servicer.drain,
+        close=close,
+        grace_s=settings.limits.stop_grace_s,
+        drain_timeout_s=settings.limits.drain_timeout_s,
+        limits=limits,
+        reflection=config.reflection,
+        stop=stop,
+    )
+
+
+def _membership_metrics(registry: NatsRegistry, metrics: ControllerMetrics) -> Callable[[RegistryChange], None]:
+    def on_change(change: RegistryChange) -> None:
+        if change.kind in (ChangeKind.STALE, ChangeKind.SYNCED):
+            metrics.registry_stale.set(change.kind is ChangeKind.STALE)
+        roles = Counter(_role_name(record.role) for record in registry.snapshot().values())
+        metrics.members.clear()
+        for role, count in roles.items():
+            metrics.members.labels(role).set(count)
+
+    return on_change
+
+
+def _role_name(role: int) -> str:
+    known = role in common_pb2.Role.values()
+    return common_pb2.Role.Name(role).removeprefix("ROLE_").lower() if known else "unknown"
