@@ -18,11 +18,12 @@ from weir.transfer.plan import (
     ReadReport,
     check_read,
 )
-from weir.transfer.reader import Outcome, Read, ReadThread
+from weir.transfer.reader import Outcome, Probe, Read, ReadThread
 from weir.transfer.ticket import PeerDescriptor, Ticket
 
 MAX_OUTSTANDING = 256
 MAX_COMPLETIONS = 4096
+CONNECT_TIMEOUT_S = 5.0
 
 _T = TypeVar("_T")
 
@@ -82,10 +83,17 @@ class NixlTransfer:
         self._check_open()
         if peer.block_bytes != self._pool.layout.block_bytes:
             raise FingerprintMismatch("block_bytes", self._pool.layout.block_bytes, peer.block_bytes)
+        known = self._peers.knows(peer.worker)
         replaced = self._peers.admit(peer)
         if replaced is not None:
             log.info("worker %s replaces %s", peer.worker, replaced.worker)
             await self._drop(replaced.worker)
+        if known:
+            return
+        failure = await self._probe(peer)
+        if failure is not None:
+            self._peers.drop(peer.worker)
+            raise failure
 
     async def disconnect(self, worker: WorkerKey) -> None:
         if self._peers.drop(worker) is not None and not self._closed:
@@ -156,6 +164,15 @@ class NixlTransfer:
 
     def _watch(self) -> None:
         self._thread.watch(self._consumed and self._expected and not self._closed)
+
+    async def _probe(self, peer: PeerDescriptor) -> WeirError | None:
+        loop = asyncio.get_running_loop()
+        settled: asyncio.Future[WeirError | None] = loop.create_future()
+        deadline_s = self._clock.monotonic_s() + CONNECT_TIMEOUT_S
+        self._thread.connect(
+            Probe(peer, deadline_s, lambda failure: _call_soon(loop, lambda: _settle(settled, failure)))
+        )
+        return await settled
 
     async def _drop(self, worker: WorkerKey) -> None:
         loop = asyncio.get_running_loop()

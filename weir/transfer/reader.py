@@ -81,6 +81,19 @@ class Read:
 
 
 @dataclass(slots=True, eq=False)
+class Probe:
+    """A first read of one guard entry: it makes the connection and finds the transport, ahead of any request.
+
+    ``settle`` is called once with None or why the peer cannot be read.
+    """
+
+    peer: PeerDescriptor
+    deadline_s: float
+    settle: Callable[[WeirError | None], None]
+    handle: Any = None
+
+
+@dataclass(slots=True, eq=False)
 class _Posted:
     """A posted transfer and the own blocks it fills (none for a guard)."""
 
@@ -111,6 +124,7 @@ class ReadThread:
         self._watching = False
         self._waiting: deque[Read] = deque()
         self._active: list[Read] = []
+        self._probes: list[Probe] = []
         self._owner: Any = None
         self._reader: Any = None
         self._resets = 0
@@ -119,6 +133,7 @@ class ReadThread:
         self._transport_by_host: dict[str, str] = {}
         entries = np.zeros((MAX_ACTIVE_READS, pool.num_blocks, 2), dtype="<u8")
         self._scratch = entries
+        self._probe_row = np.zeros((1, 2), dtype="<u8")
         self._free_slots = list(range(MAX_ACTIVE_READS))
         self._hasher = ThreadPoolExecutor(1, "kv-checksum")
         self._thread = threading.Thread(target=self._main, name="kv-read", daemon=True)
@@ -143,6 +158,11 @@ class ReadThread:
         """Do no more for ``read`` than the memory's safety asks for; it is settled as always."""
         read.cancelled = True
         self._post(lambda: None)
+
+    def connect(self, probe: Probe) -> None:
+        """Begin ``probe``; it is settled exactly once."""
+        if not self._post(lambda: self._probes.append(probe)):
+            probe.settle(TransferUnavailable("the KV read thread has ended"))
 
     def drop_peer(self, worker: WorkerKey, done: Callable[[], None]) -> None:
         """End ``worker``'s reads void and drop its registrations; then call ``done`` on the thread."""
@@ -179,6 +199,8 @@ class ReadThread:
             while not self._stopping:
                 self._run_commands()
                 self._admit()
+                for probe in list(self._probes):
+                    self._advance_probe(probe)
                 for read in list(self._active):
                     self._guarded(read, self._advance)
                 self._collect_notifications()
@@ -205,6 +227,8 @@ class ReadThread:
         if not self._active:
             if self._waiting:
                 return 0.0
+            if self._probes:
+                return _LAST_PAUSE_S
             return _NOTIFICATION_PAUSE_S if self._watching else None
         return min(read.pause_s for read in self._active)
 
@@ -225,6 +249,8 @@ class ReadThread:
         self._run_commands()
         for read in self._active:
             self._forget_handles(read)
+        for probe in list(self._probes):
+            self._end_probe(probe, TransferUnavailable("the transfer was closed"))
         unfinished = [*self._waiting, *self._active]
         self._waiting.clear()
         self._active.clear()
@@ -234,6 +260,45 @@ class ReadThread:
         gc.collect()
         for read in unfinished:
             read.settle(KvReadVoid(VoidReason.TRANSPORT.value, "the transfer was closed"))
+
+    # -- first contact ----------------------------------------------------------------------------------
+
+    def _advance_probe(self, probe: Probe) -> None:
+        try:
+            if probe.handle is None:
+                self._post_probe(probe)
+            state = self._reader.check_xfer_state(probe.handle)
+            if state == "DONE":
+                self._transport(probe.peer)
+                self._end_probe(probe, None)
+            elif state == "ERR":
+                raise TransferUnavailable("the first read is in error")
+            elif self._clock.monotonic_s() > probe.deadline_s:
+                raise TransferUnavailable("the first read did not end in time")
+        except Exception as error:
+            detail = f"{probe.peer.worker} cannot be read: {type(error).__name__}: {error}"
+            self._end_probe(probe, TransferUnavailable(detail))
+            self._remove_remote(probe.peer.worker)
+
+    def _post_probe(self, probe: Probe) -> None:
+        # Into a row that nothing else uses: should it land after its end, it does no harm.
+        reader, peer = self._reader, probe.peer
+        here = [(self._probe_row.ctypes.data, GUARD_ENTRY_BYTES, 0)]
+        there = [(peer.guard_base, GUARD_ENTRY_BYTES, 0)]
+        probe.handle = reader.initialize_xfer(
+            "READ",
+            reader.get_xfer_descs(here, "DRAM"),
+            reader.get_xfer_descs(there, "DRAM"),
+            self._remote_name(peer),
+        )
+        reader.transfer(probe.handle)
+
+    def _end_probe(self, probe: Probe, outcome: WeirError | None) -> None:
+        self._probes.remove(probe)
+        if probe.handle is not None:
+            self._release(probe.handle)
+            probe.handle = None
+        probe.settle(outcome)
 
     # -- one read ---------------------------------------------------------------------------------------
 
@@ -284,7 +349,7 @@ class ReadThread:
         if state != "DONE":
             return False
         read.posted.remove(posted)
-        self._release(posted)
+        self._release(posted.handle)
         if posted.blocks and self._pool.checksums_enabled and not read.cancelled:
             read.checksums.append((posted.blocks, self._hasher.submit(self._pool.checksums, posted.blocks)))
         return True
@@ -408,15 +473,14 @@ class ReadThread:
 
     def _forget_handles(self, read: Read) -> None:
         for posted in read.posted:
-            self._release(posted)
+            self._release(posted.handle)
         read.posted.clear()
 
-    def _release(self, posted: _Posted) -> None:
+    def _release(self, handle: Any) -> None:
         try:
-            posted.handle.release()
+            handle.release()
         except Exception as error:
             log.warning("a transfer handle could not be released: %s", error)
-        posted.handle = None
 
     # -- peers and agents -------------------------------------------------------------------------------
 
@@ -436,7 +500,8 @@ class ReadThread:
     def _start_reader(self) -> None:
         self._reader = ucx.start_agent(f"{self._name}/r{self._resets}")
         self._reader.register_memory([(self._pool.base, self._pool.nbytes, self._device_id, "")], self._memory)
-        self._reader.register_memory([(self._scratch.ctypes.data, self._scratch.nbytes, 0, "")], "DRAM")
+        for rows in (self._scratch, self._probe_row):
+            self._reader.register_memory([(rows.ctypes.data, rows.nbytes, 0, "")], "DRAM")
 
     def _remote_name(self, peer: PeerDescriptor) -> str:
         name = self._remote_names.get(peer.worker)
@@ -463,6 +528,8 @@ class ReadThread:
         for read in [read for read in self._waiting if read.peer.worker == worker]:
             self._waiting.remove(read)
             read.settle(KvReadVoid(VoidReason.TRANSPORT.value, f"{worker} was disconnected"))
+        for probe in [probe for probe in self._probes if probe.peer.worker == worker]:
+            self._end_probe(probe, TransferUnavailable(f"{worker} was disconnected"))
         if any(read.peer.worker == worker for read in self._active):
             self._reset(f"{worker} was disconnected")
         self._remove_remote(worker)
@@ -473,7 +540,10 @@ class ReadThread:
         log.warning("KV reader reset, %d reads end void: %s", len(self._active), why)
         ended, self._active = self._active, []
         for read in ended:
+            read.unposted.clear()
             self._forget_handles(read)
+        for probe in list(self._probes):
+            self._end_probe(probe, TransferUnavailable(why))
         self._remote_names.clear()
         self._reader = None
         gc.collect()
