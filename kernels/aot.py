@@ -183,7 +183,11 @@ def compile_variant(variant: Variant, arch: int) -> Compiled:
 
 def main(arguments: list[str] | None = None) -> int:
     """Compile every variant for every architecture asked for and print one row for each."""
-    parser = argparse.ArgumentParser(prog="python -m weir.kernels.aot", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m weir.kernels.aot",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--arch", type=int, nargs="+", choices=ARCHES, default=ARCHES)
     arches = parser.parse_args(arguments).arch
     if not isinstance(silu_mul_kernel, triton.runtime.JITFunction):

@@ -167,15 +167,16 @@ def paged_decode(
     if splits > 1:
         partial = torch.empty((batch, heads, splits, head_dim), dtype=torch.float32, device=query.device)
         log_sums = torch.empty((batch, heads, splits), dtype=torch.float32, device=query.device)
-    # fmt: off
+    element_bytes = max(query.element_size(), pool.element_size())
     block_d = next_power_of_2(head_dim)
+    # fmt: off
     paged_decode_kernel[(batch, layout.kv_heads, splits)](
         query, pool, block_tables, seq_lens, partial, log_sums, layer, scale * LOG2_E,
         query.stride(0), query.stride(1), block_tables.stride(0),
         layout.block_stride, layout.layer_stride, layout.kv_stride, layout.head_stride,
         HEADS=heads, GROUP=group, BLOCK_G=max(16, next_power_of_2(group)),
         BLOCK_SIZE=layout.block_size, HEAD_DIM=head_dim, BLOCK_D=block_d,
-        BLOCK_N=kv_tile_tokens(head_dim, pool.element_size(), 64), SPLITS=splits,
+        BLOCK_N=kv_tile_tokens(head_dim, element_bytes, 64), SPLITS=splits,
         num_warps=4, num_stages=STAGES)
     # fmt: on
     if splits > 1:

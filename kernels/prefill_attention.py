@@ -10,6 +10,8 @@ from weir.kernels.paged_tile import LOG2_E, attend, kv_tile_tokens, next_power_o
 
 # Two levels of loads (table, then K and V) share the stages: three make all of them asynchronous.
 STAGES = 3
+# By bytes per element: (rows, warps) for head_dim up to 128 and above, as large as compiles with next to no spills.
+QUERY_TILES = {2: ((128, 8), (64, 4)), 4: ((32, 4), (16, 8))}
 
 
 @triton.jit(do_not_specialize=["layer"])  # type: ignore[untyped-decorator]
@@ -82,8 +84,7 @@ def prefill_attention_kernel(
 
 def query_tile(rows: int, head_dim: int, element_bytes: int) -> tuple[int, int]:
     """(rows, warps) of a query tile: what leaves the accumulator in registers, less for short chunks."""
-    row_bytes = next_power_of_2(head_dim) * element_bytes
-    fit, warps = (128, 8) if row_bytes <= 256 else (64, 4) if row_bytes <= 512 else (32, 8)
+    fit, warps = QUERY_TILES[element_bytes][head_dim > 128]
     tile = max(16, min(fit, next_power_of_2(rows)))
     return tile, warps if tile == fit else 4
 
@@ -130,13 +131,14 @@ def prefill_attention(
     if batch == 0 or rows == 0:
         return out
     block_m, warps = query_tile(rows, head_dim, query.element_size())
+    element_bytes = max(query.element_size(), pool.element_size())
     # fmt: off
     prefill_attention_kernel[(triton.cdiv(rows, block_m), layout.kv_heads, batch)](
         query, pool, block_tables, cu_seqlens, seq_lens, out, layer, scale * LOG2_E,
         query.stride(0), query.stride(1), block_tables.stride(0),
         layout.block_stride, layout.layer_stride, layout.kv_stride, layout.head_stride,
         HEADS=heads, GROUP=group, BLOCK_M=block_m, BLOCK_SIZE=layout.block_size, HEAD_DIM=head_dim,
-        BLOCK_D=next_power_of_2(head_dim), BLOCK_N=kv_tile_tokens(head_dim, pool.element_size(), 64),
+        BLOCK_D=next_power_of_2(head_dim), BLOCK_N=kv_tile_tokens(head_dim, element_bytes, 64),
         num_warps=warps, num_stages=STAGES)
     # fmt: on
     return out
