@@ -52,6 +52,10 @@ class Catalog:
         """Serve ``model``; replaces one of the same name."""
         self._models[model.name] = model
 
+    def remove(self, name: str) -> None:
+        """Serve it no more."""
+        self._models.pop(name, None)
+
     def has(self, name: str) -> bool:
         """Whether ``name`` is known."""
         return name in self._models

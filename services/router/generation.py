@@ -34,7 +34,9 @@ class Generation:
         "_tokens",
         "_waiter",
         "accepted",
+        "last_token_s",
         "over",
+        "tokens_taken",
     )
 
     def __init__(
@@ -42,11 +44,15 @@ class Generation:
         accepted: Accepted,
         sampling: SamplingParams,
         detokenizer: IncrementalDetokenizer,
-        leave: Callable[[], None],
+        leave: Callable[[], object],
     ) -> None:
         self.accepted = accepted
         self.over = False
         """Whether the request has ended, read or not."""
+        self.last_token_s = 0.0
+        """When tokens last came; the router's."""
+        self.tokens_taken = 0
+        """Generated tokens up to now, none of them after a stop string."""
         self._accepted_given = False
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(sampling.stop, sampling.include_stop) if sampling.stop else None
@@ -70,6 +76,7 @@ class Generation:
         matcher = self._matcher
         if matcher is None:
             self._tokens.extend(tokens)
+            self.tokens_taken += len(tokens)
             if logprobs:
                 self._logprobs.extend(logprobs)
             text = self._detokenizer.push(tokens)
@@ -82,8 +89,11 @@ class Generation:
     def _push_matching(
         self, matcher: StopMatcher, tokens: Sequence[int], logprobs: Sequence[Any]
     ) -> tuple[int, str] | None:
+        if matcher.matched is not None:
+            return None
         for taken, token in enumerate(tokens, start=1):
             self._tokens.append(token)
+            self.tokens_taken += 1
             if logprobs:
                 self._logprobs.append(logprobs[taken - 1])
             text, matched = matcher.push(self._detokenizer.push((token,)))
@@ -95,18 +105,19 @@ class Generation:
         return None
 
     def flush(self) -> str:
-        """End of the tokens: release what was held back; returns the stop string if one was still open."""
-        text, matched = self._detokenizer.flush(), None
-        if self._matcher is not None and self._matcher.matched is None:
-            text, matched = self._matcher.push(text)
+        """End of the tokens: release what was held back; returns the stop string that ended the text, or ""."""
+        matcher = self._matcher
+        if matcher is None:
+            text = self._detokenizer.flush()
+        elif matcher.matched is not None:
+            return matcher.matched
+        else:
+            text, matched = matcher.push(self._detokenizer.flush())
             if matched is None:
-                rest, matched = self._matcher.flush()
-                text += rest
-        elif self._matcher is not None:
-            text = ""
+                text += matcher.flush()[0]
         if text:
             self._text.append(text)
-        return matched or ""
+        return "" if matcher is None else matcher.matched or ""
 
     def finish(self, end: Final | WeirError) -> None:
         """The request is over; what was pushed before is still delivered first."""

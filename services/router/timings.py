@@ -2,7 +2,7 @@
 
 The router's own stamps cut the line; durations that workers report only divide what lies between two stamps:
 
-    received ── admit ──► admitted ── queue ── prefill ── first token ──► first ── second token ──► second ── decode ──► end
+    received ─ admit ► admitted ─ queue ─ prefill ─ first token ► first ─ second token ► second ─ decode ► end
 
 so the first four add up to TTFT and all of them to the end-to-end time, whatever a worker reports.
 """

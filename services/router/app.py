@@ -1,0 +1,259 @@
+"""Composition root of the router."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import grpc.aio
+
+from weir.clock import Clock, SystemClock
+from weir.config import LimitsConfig, NatsConfig, RouterConfig, TelemetryConfig
+from weir.config.flags import CommandLine
+from weir.events.bus import EventBus
+from weir.events.nats_bus import NatsBus
+from weir.events.nats_link import NatsLink
+from weir.events.nats_registry import NatsRegistry
+from weir.events.registry import Registry
+from weir.ids import RequestIdMint, mint_incarnation
+from weir.rpc.limits import RpcLimits
+from weir.rpc.server import RpcServer, serve
+from weir.rpc.v1 import router_pb2_grpc
+from weir.services.router.book import BookLimits, RequestBook
+from weir.services.router.catalog import Catalog
+from weir.services.router.events import LifecyclePublisher
+from weir.services.router.fleet import Fleet
+from weir.services.router.http_door import HttpDoor, HttpLimits
+from weir.services.router.intake import Intake
+from weir.services.router.links import Links
+from weir.services.router.meters import Meters
+from weir.services.router.models import ModelLoader
+from weir.services.router.policy import LeastLoaded
+from weir.services.router.retry import RetryBudget
+from weir.services.router.router import Router, RouterParts
+from weir.services.router.servicer import SERVICE_NAME, RouterServicer
+from weir.services.router.view import FleetView
+from weir.telemetry.metrics import CONTENT_TYPE, MetricsServer, RouterMetrics
+
+_log = logging.getLogger(__name__)
+
+TOKENISER_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """All sections that the router reads."""
+
+    router: RouterConfig
+    nats: NatsConfig
+    limits: LimitsConfig
+    telemetry: TelemetryConfig
+
+    @classmethod
+    def load(cls, given: CommandLine) -> RouterSettings:
+        """Resolve the sections; raises InvalidArgument and NotFound as ``load_config``."""
+        return cls(
+            router=given.load(RouterConfig, "router"),
+            nats=given.load(NatsConfig, "nats"),
+            limits=given.load(LimitsConfig, "limits"),
+            telemetry=given.load(TelemetryConfig, "telemetry"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a router can be reached; ``http`` is empty when that door is shut."""
+
+    grpc: str
+    http: str
+
+
+class RouterApp:
+    """A router on a given bus and registry. ``open`` once, ``close`` once; the bus stays with its owner."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        bus: EventBus,
+        registry: Registry,
+        clock: Clock,
+        *,
+        random_bits: Callable[[int], int] = secrets.randbits,
+    ) -> None:
+        self.settings = settings
+        config = settings.router
+        router_id = config.router_id or f"router-{random_bits(24):06x}"
+        incarnation = mint_incarnation(random_bits)
+        jitter = random.Random(random_bits(64)).random
+        self._executor = ThreadPoolExecutor(TOKENISER_THREADS, thread_name_prefix="tokenise")
+        fleet = Fleet()
+        catalog = Catalog(fleet.token_limit)
+        self._models = ModelLoader(catalog, self._executor, lambda: None)
+        self._clock = clock
+        self.metrics = RouterMetrics()
+        self.metrics.watch_bus(bus.stats)
+        self.publisher = LifecyclePublisher(bus, clock, router_id, incarnation)
+        self.router = Router(
+            RouterParts(
+                clock=clock,
+                fleet=fleet,
+                book=_book(config, fleet, jitter),
+                catalog=catalog,
+                intake=Intake(
+                    catalog,
+                    self._executor,
+                    max_prompt_bytes=config.max_prompt_bytes,
+                    random_bits=random_bits,
+                ),
+                publisher=self.publisher,
+                meters=Meters(self.metrics),
+                models=self._models,
+                mint=RequestIdMint(random_bits),
+                links=partial(
+                    Links,
+                    router_id=router_id,
+                    incarnation=incarnation,
+                    clock=clock,
+                    limits=rpc_limits(settings.limits),
+                    connect_timeout_s=config.worker_connect_timeout_s,
+                    random=jitter,
+                ),
+                request_timeout_s=config.request_timeout_s,
+            )
+        )
+        self._view = FleetView(self.router, registry, bus)
+        self._door: HttpDoor | None = None
+
+    async def open(self) -> None:
+        """Load the model named, subscribe; when it returns, requests are taken. Raises ModelError, Unavailable."""
+        config = self.settings.router
+        if config.model_path:
+            await self._models.load(Path(config.model_path), config.model_name, self._clock.unix_s())
+        self.publisher.start()
+        await self._view.open()
+
+    async def open_http(self, bind: str) -> str:
+        """Serve OpenAI's API on ``bind``; returns the address."""
+        self._door = HttpDoor(
+            self.router,
+            piece=self.router.token_piece,
+            healthy=self.router.unready_reason,
+            metrics=lambda: (self.router.render_metrics(), CONTENT_TYPE),
+            limits=HttpLimits(body_bytes=self.settings.router.max_prompt_bytes),
+        )
+        return await self._door.start(bind)
+
+    def register(self, server: grpc.aio.Server) -> Sequence[str]:
+        """Add RouterService to ``server``."""
+        router_pb2_grpc.add_RouterServiceServicer_to_server(RouterServicer(self.router), server)
+        return (SERVICE_NAME,)
+
+    async def drain(self) -> None:
+        """Take nothing new and let requests end, within the drain timeout."""
+        await self.router.drain()
+
+    async def close(self) -> None:
+        """End everything. Idempotent."""
+        if self._door is not None:
+            await self._door.stop(self.settings.limits.stop_grace_s)
+        await self._view.close()
+        await self.router.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _book(config: RouterConfig, fleet: Fleet, jitter: Callable[[], float]) -> RequestBook:
+    limits = BookLimits(
+        max_active=config.max_active_requests,
+        max_queued=config.max_queued_requests,
+        queue_timeout_s=config.queue_timeout_s,
+        max_attempts=config.max_attempts,
+        backoff_first_s=config.retry_backoff_ms / 1e3,
+        lease_s=config.lease_s,
+    )
+    budget = RetryBudget(config.retry_budget, config.retry_budget_min)
+    return RequestBook(fleet, LeastLoaded(), limits, budget, jitter)
+
+
+def rpc_limits(limits: LimitsConfig) -> RpcLimits:
+    """The gRPC bounds of a configuration."""
+    return RpcLimits(
+        message_bytes=limits.message_bytes,
+        max_concurrent_streams=limits.max_concurrent_streams,
+        keepalive_s=limits.keepalive_s,
+        keepalive_timeout_s=limits.keepalive_timeout_s,
+    )
+
+
+async def run(
+    settings: RouterSettings,
+    *,
+    on_ready: Callable[[Addresses], None],
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Run the router until a signal (or ``stop``); ``on_ready`` gets its addresses.
+
+    Raises Unavailable when NATS or an address cannot be had, ModelError for a model that cannot be used.
+    """
+    clock = SystemClock()
+    link = await NatsLink.connect(settings.nats, name=settings.router.router_id or "router")
+    closers: list[Callable[[], Awaitable[None]]] = [link.close]
+    try:
+        bus = await NatsBus.open(link)
+        closers.insert(0, bus.close)
+        registry = await NatsRegistry.open(link, clock)
+        closers.insert(0, registry.close)
+        app = RouterApp(settings, bus, registry, clock)
+        closers.insert(0, app.close)
+        await _serve(app, settings, closers, on_ready, stop)
+    except BaseException:
+        await _close_all(closers)
+        raise
+
+
+async def _serve(
+    app: RouterApp,
+    settings: RouterSettings,
+    closers: list[Callable[[], Awaitable[None]]],
+    on_ready: Callable[[Addresses], None],
+    stop: asyncio.Event | None,
+) -> None:
+    async def on_started(server: RpcServer) -> None:
+        await app.open()
+        http = await app.open_http(settings.router.http_bind) if settings.router.http_bind else ""
+        bind = settings.telemetry.metrics_bind
+        if bind:
+            exporter = MetricsServer(bind, app.metrics)
+            closers.append(partial(asyncio.to_thread, exporter.close))
+        await server.set_ready(True)
+        on_ready(Addresses(server.address, http))
+
+    await serve(
+        name="router",
+        bind=settings.router.bind,
+        register=app.register,
+        on_started=on_started,
+        drain=app.drain,
+        close=partial(_close_all, closers),
+        grace_s=settings.limits.stop_grace_s,
+        drain_timeout_s=settings.limits.drain_timeout_s,
+        limits=rpc_limits(settings.limits),
+        reflection=settings.router.reflection,
+        stop=stop,
+    )
+
+
+async def _close_all(closers: list[Callable[[], Awaitable[None]]]) -> None:
+    """Each of them, in order, once, whatever happens to the others."""
+    while closers:
+        closer = closers.pop(0)
+        try:
+            await closer()
+        except Exception:
+            _log.exception("closing failed")

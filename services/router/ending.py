@@ -1,0 +1,90 @@
+"""How a request ends: its error, its token counts, its stages. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weir.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InternalError,
+    InvalidArgument,
+    RequestCancelled,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+    WeirError,
+)
+from weir.ids import WorkerKey
+from weir.lifecycle import FinishReason, RequestState
+from weir.services.router.answer import Usage
+from weir.services.router.commands import End
+from weir.services.router.entry import Entry
+from weir.services.router.timings import Served, measure
+
+
+def error_of(code: str, message: str, worker: WorkerKey, retry_after_ms: float) -> WeirError:
+    """The error that a worker ended an attempt with, by its status name."""
+    text = f"{worker.worker_id}: {message or code}"
+    if code == "INVALID_ARGUMENT":
+        return InvalidArgument("request", worker.worker_id, message or "refused by the worker")
+    if code == "RESOURCE_EXHAUSTED":
+        return ResourceExhausted(text, retry_after_ms / 1e3 if retry_after_ms > 0 else None)
+    classes: dict[str, type[WeirError]] = {
+        "DEADLINE_EXCEEDED": DeadlineExceeded,
+        "FAILED_PRECONDITION": FailedPrecondition,
+        "CANCELLED": RequestCancelled,
+        "UNAUTHENTICATED": Unauthenticated,
+        "INTERNAL": InternalError,
+    }
+    return classes.get(code, Unavailable)(text)
+
+
+def exhausted(error: WeirError, attempts: int) -> WeirError:
+    """The last attempt's error as the request's."""
+    return Unavailable(f"gave up after {attempts} attempts; the last: {error}")
+
+
+def over_budget(error: WeirError) -> WeirError:
+    """No retry was allowed."""
+    return Unavailable(f"not tried again, the retry budget is used up: {error}")
+
+
+def end_of(
+    entry: Entry,
+    now_s: float,
+    state: RequestState,
+    reason: FinishReason,
+    error: WeirError | None,
+    stop_string: str,
+    usage: Any | None,
+) -> End:
+    """The last command about a request."""
+    tokens = len(entry.generated)
+    decoded = entry.local or tokens > 1
+    served = Served(entry.kv_read, entry.prefill_name, entry.decode_name if decoded else "", entry.attempt)
+    timings = measure(entry.stamps, end_s=now_s, tokens=tokens, served=served)
+    return End(entry.request_id, state, reason, error, stop_string, usage_of(entry, usage), timings)
+
+
+def usage_of(entry: Entry, reported: Any | None) -> Usage:
+    """Token counts by where the serving worker had the prompt's KV from.
+
+    The decode worker's own report is taken if it adds up to the prompt; otherwise (a stop string or the first
+    token ended the request, or it was resumed) the same numbers are put together from what was said before.
+    """
+    prompt = len(entry.admission.prompt)
+    cached = entry.cached_tokens
+    if reported is not None:
+        parts = (
+            reported.local_compute_tokens,
+            reported.local_cache_hit_tokens,
+            reported.external_kv_tokens,
+        )
+        if sum(parts) == prompt and min(parts) >= 0:
+            return Usage(prompt, len(entry.generated), cached, *parts)
+    if entry.first_token is not None and not entry.local and len(entry.generated) > entry.resumed_tokens + 1:
+        hit = min(entry.local_hit_tokens, prompt)
+        return Usage(prompt, len(entry.generated), cached, 0, hit, prompt - hit)
+    hit = min(entry.prefill_cached_tokens, prompt)
+    return Usage(prompt, len(entry.generated), cached, prompt - hit, hit, 0)

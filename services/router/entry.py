@@ -1,0 +1,129 @@
+"""One request in the book. Pure data; ``RequestBook`` alone changes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weir.ids import WorkerKey
+from weir.lifecycle import RequestState
+from weir.services.router.commands import Admission
+from weir.services.router.policy import Demand
+from weir.services.router.timings import Stamps
+
+NEVER_S = float("inf")
+
+
+class Entry:
+    """A request under way.
+
+    Who holds what: ``prefill`` is set while a worker computes the prompt or keeps its KV under a lease for
+    this attempt, ``decode`` while one reads, waits or decodes. Whoever clears one of them has sent a cancel or
+    a release there, or knows that nothing is left there. An entry is in exactly one of three places: waiting
+    for a worker (``waiting``), backing off (``retry_s`` set), or dispatched.
+    """
+
+    __slots__ = (
+        "admission",
+        "attempt",
+        "avoid",
+        "cached_tokens",
+        "decode",
+        "decode_name",
+        "failures",
+        "final_ticket",
+        "first_token",
+        "generated",
+        "kv_read",
+        "last_error",
+        "lease_id",
+        "local",
+        "local_hit_tokens",
+        "order",
+        "patience_s",
+        "prefill",
+        "prefill_cached_tokens",
+        "prefill_name",
+        "read_done",
+        "read_until_s",
+        "resumed_tokens",
+        "retry_s",
+        "stamps",
+        "state",
+        "tickets",
+        "void_reads",
+        "waiting",
+    )
+
+    def __init__(self, admission: Admission, now_s: float, patience_s: float) -> None:
+        self.admission = admission
+        self.state = RequestState.RECEIVED
+        self.stamps = Stamps(received_s=admission.received_s, admitted_s=now_s)
+        self.generated: list[int] = []
+        """Tokens passed on to the consumer."""
+        self.attempt = 0
+        self.failures = 0
+        """Attempts that failed; those that were only refused for lack of room do not count."""
+        self.avoid: frozenset[WorkerKey] = frozenset()
+        self.last_error = ""
+        self.waiting = False
+        self.order = 0
+        """Place in the queue for workers; kept when it has to queue again."""
+        self.retry_s = NEVER_S
+        self.patience_s = patience_s
+        """When to give up waiting for a worker."""
+        self.prefill_name = ""
+        self.decode_name = ""
+        self.cached_tokens = 0
+        self.kv_read: Any | None = None
+        self.prefill: WorkerKey | None = None
+        self.decode: WorkerKey | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the attempt; both legs must be gone."""
+        assert self.prefill is None, "a prefill leg would be forgotten"
+        assert self.decode is None, "a decode leg would be forgotten"
+        self.local = False
+        self.lease_id = 0
+        self.tickets: list[Any] = []
+        self.final_ticket = False
+        self.first_token: Any | None = None
+        self.read_done = False
+        self.void_reads = 0
+        self.read_until_s = NEVER_S
+        self.resumed_tokens = len(self.generated)
+        self.prefill_cached_tokens = 0
+        self.local_hit_tokens = 0
+
+    @property
+    def request_id(self) -> str:
+        """Identity."""
+        return self.admission.request_id
+
+    @property
+    def demand(self) -> Demand:
+        """What is left to be placed."""
+        done = len(self.generated)
+        return Demand(
+            prompt_tokens=len(self.admission.prompt) + done,
+            max_tokens=self.admission.sampling.max_tokens - done,
+            avoid=self.avoid,
+        )
+
+    @property
+    def awaits_decode(self) -> bool:
+        """Whether it is on a prefill worker and no decode worker is bound."""
+        return self.prefill is not None and self.decode is None
+
+    @property
+    def idles_prefilled(self) -> bool:
+        """Whether its prefill is done and nobody reads the KV."""
+        return self.awaits_decode and self.first_token is not None
+
+    @property
+    def next_due_s(self) -> float:
+        """When time alone changes something."""
+        due = min(self.admission.deadline_s, self.retry_s, self.read_until_s)
+        if self.waiting or self.idles_prefilled:
+            due = min(due, self.patience_s)
+        return due

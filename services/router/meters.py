@@ -1,0 +1,71 @@
+"""What the router counts, as Prometheus metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from weir.lifecycle import RequestState
+from weir.services.router.book import RequestBook
+from weir.services.router.commands import End
+from weir.telemetry.metrics import RouterMetrics
+
+
+class Meters:
+    """``ended`` and ``gap`` as it happens; ``refresh`` before a scrape brings the rest up to date."""
+
+    def __init__(self, metrics: RouterMetrics) -> None:
+        self.metrics = metrics
+        self._stages = {
+            name: metrics.stage_seconds.labels(name)
+            for name in ("admit", "queue", "prefill", "first_token", "second_token", "decode")
+        }
+        self._seen: Counter[tuple[str, str]] = Counter()
+        self.gap = metrics.itl_seconds.observe
+        """Seconds between two messages of tokens of one request."""
+
+    def ended(self, end: End) -> None:
+        """A request is over."""
+        times, usage = end.timings, end.usage
+        self.metrics.requests_ended.labels(end.state.value).inc()
+        if usage.completion_tokens:
+            self.metrics.ttft_seconds.observe(times.ttft_ms / 1e3)
+            self.metrics.generation_tokens.inc(usage.completion_tokens)
+        if end.state is not RequestState.FINISHED:
+            return
+        self.metrics.e2e_seconds.observe(times.e2e_ms / 1e3)
+        if usage.completion_tokens > 1:
+            self.metrics.tpot_seconds.observe(times.tpot_ms / 1e3)
+        self.metrics.prompt_tokens.inc(usage.prompt_tokens)
+        self.metrics.prompt_sources.add(
+            local_compute=usage.local_compute_tokens,
+            local_cache_hit=usage.local_cache_hit_tokens,
+            external_kv_transfer=usage.external_kv_tokens,
+        )
+        for name, stage in self._stages.items():
+            stage.observe(getattr(times, f"{name}_ms") / 1e3)
+
+    def refresh(self, book: RequestBook, links_up: int, stale: bool) -> None:
+        """Bring gauges and counters that the book keeps up to date."""
+        metrics = self.metrics
+        states = Counter(entry.state.value for entry in book.entries())
+        for state in RequestState:
+            metrics.requests_active.labels(state.value).set(states[state.value])
+        metrics.requests_running.set(len(book) - book.waiting)
+        metrics.requests_waiting.set(book.waiting)
+        for leg in ("prefill", "decode"):
+            metrics.sessions_open.labels(leg).set(links_up)
+        metrics.registry_stale.set(stale)
+        rejected = RequestState.REJECTED.value
+        self._add("ended", rejected, book.ended[rejected])
+        for reason, count in (*book.retries.items(), *_named("void_", book.void_reads)):
+            self._add("retry", reason, count)
+
+    def _add(self, kind: str, name: str, count: int) -> None:
+        fresh = count - self._seen[kind, name]
+        self._seen[kind, name] = count
+        if kind == "retry":
+            self.metrics.retries.labels(name).inc(fresh)
+
+
+def _named(prefix: str, counts: Counter[str]) -> list[tuple[str, int]]:
+    return [(prefix + name, count) for name, count in counts.items()]
