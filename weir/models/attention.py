@@ -2,8 +2,9 @@
 
 The pool is [blocks, layers, 2 (K, V), kv_heads, block_size, head_dim], contiguous. Seen as rows of
 ``block_size * head_dim`` numbers, row ((block * layers + layer) * 2 + kv) * kv_heads + head holds one block of
-one head; seen as rows of ``head_dim``, one token of one head. All indices are of these rows, are made once per
-step for layer 0, and move to layer l by adding ``l * 2 * kv_heads`` (times block_size for token rows).
+one head; seen as rows of ``head_dim``, one token of one head. All indices are of these rows and are made once
+per step for layer 0; for layer l they stay, and the rows start ``l * 2 * kv_heads`` (times block_size for token
+rows) later.
 """
 
 from collections.abc import Sequence
@@ -62,7 +63,7 @@ class CpuAttention:
         windows = sorted({window or 0 for window in self._config.windows})
         parts: list[_Part] = []
         for rows in _groups(batch, pool.element_size() * 2 * geometry.block_floats * geometry.kv_heads):
-            parts.append(_DecodePart(batch, rows, geometry, windows, pool.dtype))
+            parts.append(_DecodePart(batch, rows, pool, geometry, windows))
         start = batch.num_decodes
         for sequence in range(batch.num_decodes, batch.num_sequences):
             tiled = self._tiles and pool.dtype == torch.float32 and batch.query_lens[sequence] >= _TILED_FROM
@@ -100,11 +101,19 @@ class _Geometry:
         return row[None, :, None] + (kv + head) * self.block_size
 
 
+@dataclass(frozen=True, slots=True)
+class _LayerRows:
+    """The pool from one layer's first row on, as block rows and as token rows."""
+
+    blocks: Tensor
+    tokens: Tensor
+
+
 class _Part(Protocol):
     """A share of the step's tokens that one dense call serves."""
 
-    def __call__(self, blocks: Tensor, layer: int, window: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        """``blocks`` is the pool as block rows; writes its rows of ``out`` [T, heads, head_dim]."""
+    def __call__(self, pool: _LayerRows, window: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        """Writes its rows of ``out`` [T, heads, head_dim]."""
         ...
 
 
@@ -116,74 +125,90 @@ class _CpuStep:
         self._tokens = pool.view(-1, geometry.head_dim)
         self._geometry = geometry
         self._parts = parts
-        self._write_rows = geometry.token_rows(slots)
+        self._keys, self._values = geometry.token_rows(slots).reshape(2, -1)
         self._windows = config.windows
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        geometry = self._geometry
-        rows = self._write_rows + layer * 2 * geometry.kv_heads * geometry.block_size
-        self._tokens.index_copy_(0, rows[0].reshape(-1), k.reshape(-1, geometry.head_dim))
-        self._tokens.index_copy_(0, rows[1].reshape(-1), v.reshape(-1, geometry.head_dim))
+        first = layer * 2 * self._geometry.kv_heads
+        rows = _LayerRows(self._blocks[first:], self._tokens[first * self._geometry.block_size :])
+        rows.tokens.index_copy_(0, self._keys, k.reshape(-1, k.shape[-1]))
+        rows.tokens.index_copy_(0, self._values, v.reshape(-1, v.shape[-1]))
         out = torch.empty_like(q)
         for part in self._parts:
-            part(self._blocks, layer, self._windows[layer] or 0, q, k, v, out)
+            part(rows, self._windows[layer] or 0, q, k, v, out)
         return out.view(q.shape[0], -1)
 
 
 class _DecodePart:
-    """Sequences with one new token each, padded to the longest: query heads that share a KV head are the rows
-    of one product, so K and V are read once for all of them."""
+    """Sequences with one new token each, padded to the longest.
 
-    def __init__(
-        self, batch: Batch, rows: list[int], geometry: _Geometry, windows: list[int], dtype: torch.dtype
-    ) -> None:
+    Query heads that share a KV head are the rows of one product, so K is read once for all of them. V is not
+    gathered: embedding_bag sums its rows, weighted, where they lie.
+    """
+
+    def __init__(self, batch: Batch, rows: list[int], pool: Tensor, geometry: _Geometry, windows: list[int]) -> None:
         self._geometry = geometry
         self._size = len(rows)
-        blocks = max(_blocks(batch, row, geometry.block_size) for row in rows)
-        table = torch.zeros((self._size, blocks), dtype=torch.int64)
-        for at, row in enumerate(rows):
-            used = batch.block_tables[row][: _blocks(batch, row, geometry.block_size)]
-            table[at, : len(used)] = torch.tensor(used)
-        self._index = geometry.block_rows(table).reshape(-1)
+        counts = [_blocks(batch, row, geometry.block_size) for row in rows]
+        blocks = max(counts)
+        # A shorter sequence repeats its first block, which is its own and written.
+        padded = [
+            batch.block_tables[row][:n] + batch.block_tables[row][:1] * (blocks - n)
+            for row, n in zip(rows, counts, strict=True)
+        ]
+        keys, values = geometry.block_rows(torch.tensor(padded))
+        self._keys = keys.reshape(-1)
         self._length = blocks * geometry.block_size
         # A whole batch in order needs no index: the usual case when lengths are alike.
         self._whole = rows == list(range(batch.num_tokens))
         self._rows = torch.tensor(rows)
         lens = torch.tensor([batch.context_lens[row] for row in rows])[:, None]
-        self._masks = {window: self._mask(lens, window, dtype) for window in windows}
-        self._unwritten = self._unwritten_rows(lens)
+        self._hidden = {window: self._hide(lens, window) for window in windows}
+        self._values = self._value_rows(values, lens, self._index_type(pool))
 
-    def _unwritten_rows(self, lens: Tensor) -> Tensor:
-        """Token rows of the gathered [2, B, kv_heads, length] that lie past their sequence's end."""
-        past = (torch.arange(self._length)[None, :] >= lens)[None, :, None, :]
-        shape = (2, self._size, self._geometry.kv_heads, self._length)
-        return past.expand(shape).reshape(-1).nonzero().view(-1)
-
-    def _mask(self, lens: Tensor, window: int, dtype: torch.dtype) -> Tensor:
-        """[B, 1, 1, length]: 0 where the last token sees the key, else -inf."""
+    def _hide(self, lens: Tensor, window: int) -> Tensor:
+        """[B, 1, length]: where the sequence's last token does not see the key."""
         keys = torch.arange(self._length)[None, :]
-        seen = keys < lens
+        hidden = keys >= lens
         if window:
-            seen &= keys >= lens - window
-        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
-        return mask[:, None, None, :]
+            hidden |= keys < lens - window
+        return hidden[:, None, :]
 
-    def __call__(self, blocks: Tensor, layer: int, window: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        geometry, size = self._geometry, self._size
-        index = self._index + layer * 2 * geometry.kv_heads
-        shape = (2, size, geometry.kv_heads, self._length, geometry.head_dim)
-        gathered = blocks.index_select(0, index)
-        # What nobody wrote may be anything, NaN too, and 0 * NaN is NaN: a mask alone would let it through.
-        gathered.view(-1, geometry.head_dim).index_fill_(0, self._unwritten, 0.0)
-        keys, values = gathered.view(shape)
+    def _index_type(self, pool: Tensor) -> torch.dtype:
+        return torch.int32 if pool.numel() // self._geometry.head_dim < 1 << 31 else torch.int64
+
+    def _value_rows(self, values: Tensor, lens: Tensor, index_type: torch.dtype) -> Tensor:
+        """[B * kv_heads, length] token rows. Slots past the end point at the first token: they get weight 0,
+        but nobody wrote them, and 0 * NaN is NaN."""
+        geometry = self._geometry
+        offsets = torch.arange(geometry.block_size)
+        tokens = (values[..., None] * geometry.block_size + offsets).reshape(self._size, geometry.kv_heads, -1)
+        past = torch.arange(self._length)[None, None, :] >= lens[:, :, None]
+        tokens = torch.where(past, tokens[:, :, :1], tokens)
+        return tokens.reshape(-1, self._length).to(index_type)
+
+    def __call__(self, pool: _LayerRows, window: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        geometry, size, length = self._geometry, self._size, self._length
         query = q if self._whole else q.index_select(0, self._rows)
-        query = query.view(size, geometry.kv_heads, -1, geometry.head_dim)
-        attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=self._masks[window])
-        attended = attended.reshape(size, -1, geometry.head_dim)
+        heads = query.shape[1]
+        grouped = query.reshape(size * geometry.kv_heads, -1, geometry.head_dim).float()
+        keys = pool.blocks.index_select(0, self._keys).view(-1, length, geometry.head_dim).float()
+        scores = torch.bmm(grouped.mul(geometry.head_dim**-0.5), keys.transpose(1, 2))
+        scores.view(size, heads, length).masked_fill_(self._hidden[window], float("-inf"))
+        weights = torch.softmax(scores, -1).to(q.dtype).view(size * heads, length)
+        attended = F.embedding_bag(self._bags(heads), pool.tokens, per_sample_weights=weights, mode="sum")
+        attended = attended.view(size, heads, geometry.head_dim)
         if self._whole:
             out.copy_(attended)
         else:
             out.index_copy_(0, self._rows, attended)
+
+    def _bags(self, heads: int) -> Tensor:
+        """The value rows of each query head, [B * heads, length]; the same in every layer."""
+        if self._values.shape[0] != self._size * heads:
+            group = self._size * heads // self._values.shape[0]
+            self._values = self._values.repeat_interleave(group, 0)
+        return self._values
 
 
 class _PrefillPart:
@@ -200,9 +225,9 @@ class _PrefillPart:
         blocks = batch.block_tables[sequence][: _blocks(batch, sequence, geometry.block_size)]
         self._index = geometry.block_rows(torch.tensor([blocks])).reshape(-1)
 
-    def __call__(self, blocks: Tensor, layer: int, window: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+    def __call__(self, pool: _LayerRows, window: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         if self._prefix:
-            keys, values = self._gather(blocks, layer)
+            keys, values = self._gather(pool.blocks)
         else:
             keys, values = k[self._span].transpose(0, 1), v[self._span].transpose(0, 1)
         self._attend(window, q[self._span], keys, values, out[self._span])
@@ -211,11 +236,10 @@ class _PrefillPart:
         """``q`` and ``out`` [T, heads, head_dim], ``keys`` and ``values`` [kv_heads, context, head_dim]."""
         raise NotImplementedError
 
-    def _gather(self, blocks: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def _gather(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         geometry = self._geometry
-        index = self._index + layer * 2 * geometry.kv_heads
         shape = (2, geometry.kv_heads, -1, geometry.head_dim)
-        both = blocks.index_select(0, index).view(shape)[:, :, : self._context]
+        both = blocks.index_select(0, self._index).view(shape)[:, :, : self._context]
         return both[0], both[1]
 
 
