@@ -343,3 +343,40 @@ async def test_the_server_dies_with_its_parent(tmp_path: Path) -> None:
     await asyncio.wait_for(ended.wait(), 10)
     asyncio.get_running_loop().remove_reader(handle)
     os.close(handle)
+
+
+async def test_a_server_that_hangs_is_found_by_pings(server: EmbeddedNats) -> None:
+    link = await NatsLink.connect(config_for(server, ping_interval_s=0.1), name="pings")
+    registry = await NatsRegistry.open(link, SystemClock())
+    changes = Changes()
+    await registry.watch(changes)
+    await registry.put(record())
+    await changes.until(lambda change: change.kind is ChangeKind.PUT)
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        await changes.until(lambda change: change.kind is ChangeKind.STALE)
+        assert set(registry.snapshot()) == {"prefill-1"}
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    await changes.until(lambda change: change.kind is ChangeKind.SYNCED)
+    assert set(registry.snapshot()) == {"prefill-1"}
+    await registry.close()
+    await link.close()
+
+
+async def test_nothing_is_left_running_after_close(server: EmbeddedNats) -> None:
+    before = asyncio.all_tasks()
+    link = await NatsLink.connect(config_for(server), name="leaves")
+    bus = await NatsBus.open(link)
+    registry = await NatsRegistry.open(link, SystemClock())
+    await registry.watch(lambda change: None)
+    await bus.subscribe("weir.v1.>", lambda event: None)
+    await bus.publish("weir.v1.load.a", b"x")
+    await registry.close()
+    await bus.close()
+    await link.close()
+    for close in (registry.close, bus.close, link.close):
+        await close()
+    await asyncio.sleep(0)
+    assert {task.get_name() for task in asyncio.all_tasks() - before} == set()

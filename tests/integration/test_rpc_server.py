@@ -54,7 +54,7 @@ async def started() -> AsyncIterator[Callable[..., Awaitable[grpc.aio.Channel]]]
 
     yield start
     for opened in channels:
-        await opened.close()
+        await opened.close(None)
     for server in servers:
         await server.stop(0)
 
@@ -412,3 +412,37 @@ async def test_a_signal_stops_in_order_and_a_second_one_at_once(number: signal.S
         rest = (await asyncio.wait_for(process.stdout.read(), 30)).split()
         assert seen + rest == lines
         assert await process.wait() == status
+
+
+async def test_a_stop_during_a_long_start_cancels_the_start() -> None:
+    stop, starting = asyncio.Event(), asyncio.Event()
+    events: list[str] = []
+
+    async def on_started(server: RpcServer) -> None:
+        starting.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            events.append("start cancelled")
+
+    async def drain() -> None:
+        events.append("drain")
+
+    async def close() -> None:
+        events.append("close")
+
+    serving = asyncio.create_task(
+        serve(
+            name="test",
+            bind="127.0.0.1:0",
+            register=echo_server({}),
+            on_started=on_started,
+            drain=drain,
+            close=close,
+            stop=stop,
+        )
+    )
+    await starting.wait()
+    stop.set()
+    await asyncio.wait_for(serving, 10)
+    assert events == ["start cancelled", "drain", "close"]

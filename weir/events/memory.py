@@ -141,8 +141,8 @@ class MemoryRegistry:
 
     @property
     def stale(self) -> bool:
-        """Whether the server is down."""
-        return not self._server.up
+        """Whether the server is down, or nothing is watched yet."""
+        return not (self._watching and self._server.up)
 
     async def put(self, record: WorkerRecord) -> None:
         """Write and tell every watcher."""
@@ -191,8 +191,8 @@ class MemoryRegistry:
 
     def changed(self, up: bool) -> None:
         """Mark stale, or catch up."""
-        self._view.tell(RegistryChange(ChangeKind.SYNCED if up else ChangeKind.STALE))
         self.sync()
+        self._view.tell(RegistryChange(ChangeKind.SYNCED if up else ChangeKind.STALE))
 
     async def close(self) -> None:
         """Leave the server."""

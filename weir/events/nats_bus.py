@@ -142,7 +142,13 @@ class NatsBus:
             self._wake.clear()
             while len(self._outbox) and self._link.connected:
                 batch = self._outbox.take(MAX_UNACKED)
-                unsent = await self._send(batch)
+                try:
+                    unsent = await self._send(batch)
+                except Exception:
+                    # One message must not end the sending of all others.
+                    _log.exception("publish to %s failed", batch[0].subject)
+                    self._outbox.dropped += len(batch)
+                    continue
                 self._published += len(batch) - len(unsent)
                 if unsent:
                     self._outbox.give_back(unsent)

@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 2.0
 MAX_BACKOFF_DOUBLINGS = 16
+MAX_ATTEMPT_S = 2.0
 
 # What talking to the server can raise when it is away, busy or restarting.
 NATS_ERRORS = (nats.errors.Error, nats.js.errors.Error, TimeoutError, OSError)
@@ -113,7 +114,7 @@ class NatsLink:
         await self.client.connect(
             servers=[part.strip() for part in self.config.url.split(",")],
             name=self._name,
-            connect_timeout=max(1, round(self.config.connect_timeout_s)),
+            connect_timeout=min(self.config.connect_timeout_s, MAX_ATTEMPT_S),  # type: ignore[arg-type, unused-ignore]
             allow_reconnect=True,
             max_reconnect_attempts=-1,
             reconnect_time_wait=self.config.reconnect_min_ms / 1_000,  # type: ignore[arg-type, unused-ignore]

@@ -37,6 +37,7 @@ listen: "{host}:{port}"
 ports_file_dir: {data_dir}
 log_file: {log}
 log_size_limit: 8388608
+logfile_max_num: 2
 max_connections: 1024
 max_payload: 1048576
 max_pending: 67108864

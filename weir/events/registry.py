@@ -41,7 +41,7 @@ class Registry(Protocol):
 
     @property
     def stale(self) -> bool:
-        """Whether the view cannot be kept current (the connection is lost); it is kept as it was."""
+        """Whether the view is not current: no ``watch`` yet, or the connection is lost (it is kept as it was)."""
         ...
 
     async def put(self, record: WorkerRecord) -> None:

@@ -7,6 +7,7 @@ generators are driven from a coroutine, so that leaving closes them at once.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import inspect
@@ -89,11 +90,10 @@ def _guarded(behavior: Behavior, method: str) -> Behavior:
             if isinstance(error, InternalError):
                 _log.exception("internal error in %s", method)
             await abort_with(context, error)
-        except Exception:
+        except Exception as error:
             if context.cancelled():
                 # The peer is gone: writes to it fail, and nobody is left to tell.
-                _log.debug("%s: call was over", method, exc_info=True)
-                return None
+                raise asyncio.CancelledError from error
             _log.exception("unexpected error in %s", method)
             await abort_with(context, InternalError(f"internal error in {method}; see the server's log"))
 

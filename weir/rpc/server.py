@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc.aio
@@ -111,7 +111,7 @@ async def serve(
     name: str,
     bind: str,
     register: Register,
-    on_started: Callable[[RpcServer], Awaitable[None]],
+    on_started: Callable[[RpcServer], Coroutine[Any, Any, None]],
     drain: Callable[[], Awaitable[None]],
     close: Callable[[], Awaitable[None]],
     grace_s: float = 5.0,
@@ -123,7 +123,8 @@ async def serve(
     """Run a service until ``stop`` is set, in the order drawn above; ``close`` runs whatever happens.
 
     ``stop`` None handles SIGTERM and SIGINT; an event given by the caller leaves signals alone (tests).
-    ``on_started`` gets the server once its port is known; it calls ``set_ready(True)`` when all is ready.
+    ``on_started`` gets the server once its port is known; it calls ``set_ready(True)`` when all is ready. It is
+    cancelled when the stop comes first.
     """
     if stop is None:
         stop = asyncio.Event()
@@ -132,7 +133,7 @@ async def serve(
     try:
         await server.start(register)
         try:
-            await on_started(server)
+            await _started_or_stopped(on_started(server), stop)
             await stop.wait()
         finally:
             await server.set_ready(False)
@@ -140,6 +141,19 @@ async def serve(
             await server.stop(grace_s)
     finally:
         await close()
+
+
+async def _started_or_stopped(starting: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
+    """Finish ``starting``, or cancel it when ``stop`` comes first: loading a model can take minutes."""
+    start, stopped = asyncio.ensure_future(starting), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({start, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if start.done():
+            start.result()
+    finally:
+        start.cancel()
+        stopped.cancel()
+        await asyncio.gather(start, stopped, return_exceptions=True)
 
 
 async def _drained(name: str, drain: Callable[[], Awaitable[None]], timeout_s: float) -> None:

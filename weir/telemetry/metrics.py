@@ -120,6 +120,7 @@ class WorkerMetrics(ProcessMetrics):
             "weir_step_seconds", "Engine steps by kind.", ("kind",), buckets=ITL_BUCKETS_S, registry=self.registry
         )
         self.role_info = Gauge("weir_role_info", "1 for the role now.", ("role",), registry=self.registry)
+        self._transports: dict[str, str] = {}
         self._memory()
         self._reads()
 
@@ -163,12 +164,16 @@ class WorkerMetrics(ProcessMetrics):
         self.role_info.labels(role).set(1)
 
     def set_transport(self, peer: str, transport: str) -> None:
-        """Export the transport in use to ``peer``."""
+        """Export the transport in use to ``peer``, in place of the one before."""
+        self.forget_peer(peer)
+        self._transports[peer] = transport
         self.transport_info.labels(peer, transport).set(1)
 
     def forget_peer(self, peer: str) -> None:
         """Drop what is exported of ``peer``, so that gone workers do not gather."""
-        self.transport_info.remove_by_labels({"peer": peer})
+        transport = self._transports.pop(peer, None)
+        if transport is not None:
+            self.transport_info.remove(peer, transport)
 
 
 class ControllerMetrics(ProcessMetrics):
