@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -440,6 +441,36 @@ async def test_openai_client_that_closes_its_stream(served: Served) -> None:
     assert (await anext(stream)).choices[0].text == "A"
     await stream.close()
     await asyncio.wait_for(answering.left.wait(), 10)
+
+
+async def stalled_stream(served: Served) -> tuple[Answering, socket.socket]:
+    """A client that takes nothing, and more text than the sockets between can hold."""
+    host, _, port = served.address.rpartition(":")
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    client.connect((host, int(port)))
+    raw = json.dumps({**COMPLETION, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(raw)}\r\n\r\n"
+    client.sendall(head.encode() + raw)
+    answering = await served.router.requests.get()
+    answering.push(*[1] * 8_000_000)
+    return answering, client
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel must know TCP_USER_TIMEOUT")
+async def test_client_that_takes_nothing_is_dropped() -> None:
+    async with serving(HttpLimits(stalled_client_s=0.2)) as served:
+        answering, client = await stalled_stream(served)
+        await asyncio.wait_for(answering.left.wait(), 30)
+        client.close()
+
+
+async def test_stop_does_not_wait_for_a_client_that_takes_nothing(served: Served) -> None:
+    answering, client = await stalled_stream(served)
+    answering.push(1)
+    await asyncio.wait_for(served.door.stop(0.0), 30)
+    assert answering.left.is_set()
+    client.close()
 
 
 async def test_finished_requests_are_not_left(served: Served) -> None:
