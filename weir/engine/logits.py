@@ -6,35 +6,43 @@ repetition, frequency and presence penalties; then temperature, top-k, min-p, to
 
 import math
 
+import numpy as np
 import torch
 
 from weir.engine.output import TokenLogprobs
 from weir.engine.sampling import SamplingParams
 from weir.engine.sequence import Sequence
 
-_NUCLEUS_GUESS = 256
-
 
 class PenaltyState:
     """What a sequence has said, in the form penalties need; follows ``sequence.tokens`` as they grow.
 
-    ``counts``  [vocab] float32: how often each token was generated
-    ``seen``    [vocab] bool: in the prompt or generated
+    Sparse, because a row has many times more tokens than a sequence: each token seen (in the prompt or
+    generated) has a slot with its id and how often it was generated.
     """
 
-    def __init__(self, sequence: Sequence, like: torch.Tensor) -> None:
-        self.counts = torch.zeros_like(like)
-        self.seen = torch.zeros_like(like, dtype=torch.bool)
-        prompt = torch.tensor(sequence.tokens[: sequence.num_prompt], device=like.device)
-        self.seen[prompt] = True
+    def __init__(self, sequence: Sequence) -> None:
+        prompt = sorted(set(sequence.tokens[: sequence.num_prompt]))
+        size = len(prompt) + sequence.request.sampling.max_tokens
+        self._slots = {token: slot for slot, token in enumerate(prompt)}
+        self._ids = np.zeros(size, dtype=np.int64)
+        self._ids[: len(prompt)] = prompt
+        self._counts = np.zeros(size, dtype=np.float32)
         self._followed = sequence.num_prompt
 
     def follow(self, sequence: Sequence) -> None:
         """Count the tokens generated since the last call."""
         for token in sequence.tokens[self._followed :]:
-            self.counts[token] += 1
-            self.seen[token] = True
+            slot = self._slots.setdefault(token, len(self._slots))
+            self._ids[slot] = token
+            self._counts[slot] += 1
         self._followed = len(sequence.tokens)
+
+    def tensors(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids of the tokens seen, and how often each was generated: int64 and float32, the same length."""
+        size = len(self._slots)
+        ids, counts = torch.from_numpy(self._ids[:size]), torch.from_numpy(self._counts[:size])
+        return ids.to(device), counts.to(device)
 
 
 def has_penalties(params: SamplingParams) -> bool:
@@ -67,17 +75,16 @@ def process(row: torch.Tensor, sequence: Sequence) -> torch.Tensor:
 def _penalise(row: torch.Tensor, sequence: Sequence) -> None:
     state = sequence.sampling_state
     if not isinstance(state, PenaltyState):
-        state = PenaltyState(sequence, row)
+        state = PenaltyState(sequence)
         sequence.sampling_state = state
     state.follow(sequence)
-    params = sequence.request.sampling
+    ids, counts = state.tensors(row.device)
+    params, seen = sequence.request.sampling, row[ids]
     if params.repetition_penalty != 1.0:
         factor = params.repetition_penalty
-        row.copy_(torch.where(state.seen, torch.where(row > 0, row / factor, row * factor), row))
-    if params.frequency_penalty:
-        row -= params.frequency_penalty * state.counts
-    if params.presence_penalty:
-        row -= params.presence_penalty * (state.counts > 0)
+        seen = torch.where(seen > 0, seen / factor, seen * factor)
+    seen = seen - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+    row[ids] = seen
 
 
 def pick(row: torch.Tensor, params: SamplingParams, draw: float) -> int | None:
@@ -86,44 +93,58 @@ def pick(row: torch.Tensor, params: SamplingParams, draw: float) -> int | None:
     Needs temperature > 0. Tokens exactly as likely as the last kept one are kept too, by top-k and by top-p,
     so that the result never depends on how ties are sorted. None if the logits are not finite.
     """
-    scaled = (row - row.max()) / params.temperature
+    largest = float(row.max())
+    if not math.isfinite(largest):
+        return None
     ids: torch.Tensor | None = None
-    if 0 < params.top_k < scaled.numel():
-        threshold = torch.topk(scaled, params.top_k).values[-1]
-        ids = torch.nonzero(scaled >= threshold).flatten()
-        scaled = scaled[ids]
-    weights = torch.exp(scaled)  # the largest is 1, so min_p compares directly
+    if 0 < params.top_k < row.numel():
+        ids = _top_k(row, params.top_k)
+        row = row[ids]
+    weights = row.sub(largest).div_(params.temperature).exp_()  # the largest is 1: min_p compares directly
     if params.min_p > 0.0:
         weights.masked_fill_(weights < params.min_p, 0.0)
     if params.top_p < 1.0:
-        weights.masked_fill_(weights < _nucleus_threshold(weights, params.top_p), 0.0)
+        kept = _top_p(weights, params.top_p)
+        ids = kept if ids is None else ids[kept]
+        weights = weights[kept]
     index = _inverse_cdf(weights, draw)
-    if index is None:
-        return None
     return index if ids is None else int(ids[index])
 
 
-def _nucleus_threshold(weights: torch.Tensor, top_p: float) -> torch.Tensor:
-    """The least weight in the smallest set of most likely tokens that holds ``top_p`` of the mass."""
-    size = weights.numel()
-    wanted = weights.sum(dtype=torch.float64) * top_p
-    guess = min(size, _NUCLEUS_GUESS)
-    while True:
-        largest = torch.topk(weights, guess).values
-        mass = torch.cumsum(largest, 0, dtype=torch.float64)
-        index = int(torch.searchsorted(mass, wanted))
-        if index < guess:
-            return largest[index]
-        if guess == size:
-            return largest[-1]
-        guess = min(size, guess * 16)
+def _top_k(row: torch.Tensor, top_k: int) -> torch.Tensor:
+    """Ids, ascending, of the ``top_k`` largest and of those equal to the least of them."""
+    values, ids = torch.topk(row, top_k + 1)
+    if values[-1] < values[-2]:
+        return ids[:-1].sort().values
+    return torch.nonzero(row >= values[-2]).flatten()
 
 
-def _inverse_cdf(weights: torch.Tensor, draw: float) -> int | None:
+def _top_p(weights: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Ids, ascending, of the smallest set of most likely tokens with ``top_p`` of the mass, and of those equal
+    to the least of them.
+
+    Only few tokens are sorted: those below (1 - top_p) / vocab of the mass hold less than 1 - top_p together,
+    so none of them is in the set.
+    """
+    total = float(weights.sum(dtype=torch.float64))
+    ids = torch.nonzero(weights >= total * (1.0 - top_p) / weights.numel()).flatten()
+    candidates = weights[ids]
+    descending = _sorted_descending(candidates)
+    mass = torch.cumsum(descending, 0, dtype=torch.float64)
+    last = min(int(torch.searchsorted(mass, total * top_p)), descending.numel() - 1)
+    return ids[candidates >= descending[last]]
+
+
+def _sorted_descending(values: torch.Tensor) -> torch.Tensor:
+    if values.device.type == "cpu":  # numpy sorts float32 with SIMD: thirty times as fast as torch here
+        return torch.from_numpy(np.sort(values.numpy())).flip(0)
+    return values.sort(descending=True).values
+
+
+def _inverse_cdf(weights: torch.Tensor, draw: float) -> int:
     cdf = torch.cumsum(weights, 0, dtype=torch.float64)
     total = float(cdf[-1])
-    if not math.isfinite(total) or total <= 0.0:
-        return None
+    assert total >= 1.0, "the largest weight is 1"
     # To the right of equal values: a token of weight 0 is never the first above the target.
     index = int(torch.searchsorted(cdf, draw * total, right=True))
     if index == cdf.numel():  # draw * total was rounded up to total

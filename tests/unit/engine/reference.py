@@ -49,7 +49,8 @@ def distribution(row: Row, params: SamplingParams) -> npt.NDArray[np.float64]:
         mass = np.cumsum(descending)
         last = int(np.argmax(mass >= params.top_p * mass[-1]))
         weights[weights < descending[last]] = 0.0
-    return weights / weights.sum()
+    probabilities: npt.NDArray[np.float64] = weights / weights.sum()
+    return probabilities
 
 
 def choose(row: Row, prompt: list[int], generated: list[int], request: EngineRequest) -> int:

@@ -8,7 +8,7 @@ import torch
 from tests.unit.engine.fake_model import EOS, VOCAB, Harness, logits_after, make_prompt, make_request
 from tests.unit.engine.reference import generate
 from weir.engine.engine import Engine, EngineConfig
-from weir.engine.output import Finished, Preempted, Prefilled, Progress, Started, TokensOut
+from weir.engine.output import Event, Finished, Preempted, Prefilled, Progress, Started, TokensOut
 from weir.engine.request import EngineRequest, Mode
 from weir.engine.sampler import Sampler
 from weir.engine.sampling import SamplingParams
@@ -108,7 +108,7 @@ def test_decodes_are_in_every_step_while_a_long_prompt_is_prefilled() -> None:
 def test_events_of_a_prefill_come_in_order_and_seal_each_block_once() -> None:
     harness = Harness(block_size=BLOCK, max_batch_tokens=6, max_running=2)
     key = harness.add(make_request("p", make_prompt(14), Mode.PREFILL))
-    events = []
+    events: list[Event] = []
     while harness.engine.has_work():
         events += harness.step()
     kinds = [type(event) for event in events]
@@ -133,9 +133,7 @@ def test_a_prefix_hit_is_announced_with_the_first_chunk() -> None:
     key = harness.add(make_request("p", make_prompt(9), Mode.PREFILL))
     harness.run()
     assert sorted(harness.seen[key].sealed) == [0, 1, 2]
-    assert [block for block, _ in harness.seen[key].sealed.values()] == list(
-        harness.seen[key].started[0].block_table
-    )
+    assert [block for block, _ in harness.seen[key].sealed.values()] == list(harness.seen[key].started[0].block_table)
     prefilled = harness.seen[key].prefilled
     assert prefilled is not None
     assert (prefilled.usage.local_cache_hit, prefilled.usage.local_compute) == (8, 1)
@@ -187,7 +185,9 @@ def test_ignore_eos_treats_eos_like_any_token() -> None:
 
 
 def test_min_tokens_masks_eos_and_stops_until_then() -> None:
-    params = SamplingParams(max_tokens=9, min_tokens=4, temperature=0.0, logit_bias={EOS: 100.0, 7: 90.0}, stop_token_ids=(7,))
+    params = SamplingParams(
+        max_tokens=9, min_tokens=4, temperature=0.0, logit_bias={EOS: 100.0, 7: 90.0}, stop_token_ids=(7,)
+    )
     harness = Harness(block_size=BLOCK)
     key = harness.add(make_request("a", make_prompt(5), sampling=params))
     harness.run()
@@ -372,7 +372,9 @@ def test_refusals_name_numbers_and_leave_nothing() -> None:
 
 def test_the_largest_request_that_fits_runs() -> None:
     harness = Harness(num_blocks=4, block_size=BLOCK)
-    request = make_request("a", make_prompt(11), sampling=SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True))
+    request = make_request(
+        "a", make_prompt(11), sampling=SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    )
     key = harness.add(request)
     harness.run()
     assert harness.seen[key].tokens == expected(request)

@@ -299,3 +299,24 @@ def test_a_remote_request_tells_its_blocks_once() -> None:
     assert len(started[0].block_table) == 3
     assert started[0].cached_tokens == 0
     assert TokensOut not in {type(event) for event in d.step()}
+
+
+def test_an_early_first_token_takes_no_part_in_the_prefix_match() -> None:
+    """The cache may hold prompt + first token as a full block; the KV asked for is still the prompt's alone."""
+    prompt = make_prompt(7)
+    request = make_request("a", prompt, Mode.REMOTE, sampling=SEEDED)
+    tokens = generate(logits_after, request)
+    d = Harness(block_size=BLOCK)
+    d.add(make_request("warm", [*prompt, tokens[0], 5]))
+    d.run()
+    p = Harness(block_size=BLOCK)
+    p.add(dataclasses.replace(request, mode=Mode.PREFILL))
+    p.run()
+    d.add(request)
+    d.engine.first_token(request.key, tokens[0])
+    d.step()
+    assert d.seen[request.key].started[0].cached_tokens == 4
+    copy_kv(p, d, request.key, 7)
+    d.engine.kv_arrived(request.key, 7)
+    d.run()
+    assert d.seen[request.key].tokens == tokens[1:]

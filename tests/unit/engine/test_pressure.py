@@ -153,3 +153,33 @@ def test_a_large_request_at_the_head_is_not_overtaken_for_ever() -> None:
     assert harness.seen[large].started
     harness.run()
     harness.assert_idle()
+
+
+def test_a_preempted_prefill_announces_all_its_blocks_again() -> None:
+    """On a mixed worker a decoding sequence takes the blocks of a younger prefill; old promises are void."""
+    harness = Harness(7, BLOCK, prefix_cache=False, max_batch_tokens=2, watermark=0.0)
+    local = make_request(
+        "local", make_prompt(4), sampling=SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    )
+    harness.add(local)
+    harness.step()
+    harness.step()
+    harness.step()
+    prefill = make_request("p", make_prompt(16, seed=1), Mode.PREFILL)
+    harness.add(prefill)
+    announced: list[dict[int, tuple[int, int]]] = []
+    while harness.engine.has_work():
+        before = dict(harness.seen[prefill.key].sealed)
+        harness.step()
+        if before and not harness.seen[prefill.key].sealed:
+            announced.append(before)
+    seen = harness.seen[prefill.key]
+    assert seen.preemptions == 1
+    assert sorted(announced[0]) == [0]
+    assert all(harness.blocks.generation(block) != promised for block, promised in announced[0].values())
+    assert sorted(seen.sealed) == [0, 1, 2, 3]
+    assert all(harness.blocks.generation(block) == promised for block, promised in seen.sealed.values())
+    assert seen.tokens == generate(logits_after, prefill)[:1]
+    assert harness.seen[local.key].tokens == generate(logits_after, local)
+    harness.engine.release_kv(prefill.key)
+    harness.assert_idle()

@@ -15,7 +15,7 @@ from tests.unit.engine.handover import copy_kv
 from tests.unit.engine.reference import generate
 from weir.engine.request import EngineRequest, Mode
 from weir.engine.sampling import SamplingParams
-from weir.errors import WeirError
+from weir.errors import DeadlineExceeded, InternalError, WeirError
 from weir.ids import RequestKey
 from weir.lifecycle import FinishReason
 
@@ -28,12 +28,23 @@ class Schedule:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.p = Harness(num_blocks=16, block_size=BLOCK, max_batch_tokens=7, max_running=4, max_waiting=6)
-        self.d = Harness(num_blocks=12, block_size=BLOCK, max_batch_tokens=9, max_running=4, max_waiting=6)
+        self.p = self._make_harness()
+        self.d = self._make_harness()
         self.requests: dict[RequestKey, EngineRequest] = {}
         self.open_reads: dict[RequestKey, tuple[int, ...]] = {}
         self.cached: dict[RequestKey, int] = {}
         self.proven: dict[RequestKey, int] = {}
+
+    def _make_harness(self) -> Harness:
+        return Harness(
+            num_blocks=self.rng.randint(10, 20),
+            block_size=BLOCK,
+            prefix_cache=self.rng.random() < 0.8,
+            max_batch_tokens=self.rng.randint(5, 20),
+            max_running=self.rng.randint(2, 5),
+            max_waiting=6,
+            watermark=self.rng.choice([0.0, 0.1]),
+        )
 
     def run(self) -> None:
         actions = [
@@ -47,6 +58,7 @@ class Schedule:
             (self.cancel, 1),
             (self.end_lease, 1),
             (self.recompute, 1),
+            (self.break_model, 0.2),
         ]
         for _ in range(ACTIONS):
             self.rng.choices([act for act, _ in actions], [weight for _, weight in actions])[0]()
@@ -67,7 +79,8 @@ class Schedule:
         )
         prompt = make_prompt(rng.randint(1, 26), seed=rng.randint(0, 2))
         name, priority = f"r{len(self.requests)}", rng.randint(0, 1)
-        base = make_request(name, prompt, sampling=params, priority=priority)
+        deadline_s = self.d.clock.monotonic_s() + 0.03 * rng.random() if rng.random() < 0.1 else None
+        base = make_request(name, prompt, sampling=params, priority=priority, deadline_s=deadline_s)
         remote = rng.random() < 0.6
         request = dataclasses.replace(base, mode=Mode.REMOTE if remote else Mode.LOCAL)
         try:
@@ -131,6 +144,9 @@ class Schedule:
         if key is not None:
             self.d.engine.recompute(key)
 
+    def break_model(self) -> None:
+        self.rng.choice([self.p, self.d]).runner.fail_next = True
+
     # -- inside -----------------------------------------------------------------------------------------
 
     def _some(self, keys: list[RequestKey]) -> RequestKey | None:
@@ -184,6 +200,8 @@ class Schedule:
                 assert seen.finished is not None, key
                 if seen.finished.reason in (FinishReason.STOP, FinishReason.LENGTH):
                     assert seen.finished.usage.completion == len(reference), key
+                elif seen.finished.reason is FinishReason.ERROR:
+                    assert isinstance(seen.finished.error, DeadlineExceeded | InternalError)
                 else:
                     assert seen.finished.reason is FinishReason.CANCELLED
 
