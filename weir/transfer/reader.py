@@ -16,7 +16,6 @@ end while it is in flight resets the reader: its other reads end void too, and p
 their next read. That is what lets ``KvTransfer.read`` promise that no byte lands after it has ended.
 """
 
-import gc
 import logging
 import threading
 from collections import deque
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from weir.clock import Clock
-from weir.errors import KvReadVoid, TransferUnavailable, WeirError
+from weir.errors import InternalError, KvReadVoid, TransferUnavailable, WeirError
 from weir.ids import WorkerKey
 from weir.kvcache.pool import KvPool
 from weir.transfer import ucx
@@ -99,6 +98,10 @@ class _Posted:
 
     handle: Any
     blocks: list[int]
+
+
+class _ReaderLost(Exception):
+    """The reader agent cannot be ended or started again: the thread ends."""
 
 
 class ReadThread:
@@ -255,9 +258,12 @@ class ReadThread:
         self._waiting.clear()
         self._active.clear()
         self._hasher.shutdown()
-        self._reader = None
         self._owner = None
-        gc.collect()
+        try:
+            self._destroy_reader()
+        except InternalError:
+            log.critical("%d KV reads cannot be ended safely", len(unfinished), exc_info=True)
+            return
         for read in unfinished:
             read.settle(KvReadVoid(VoidReason.TRANSPORT.value, "the transfer was closed"))
 
@@ -317,6 +323,8 @@ class ReadThread:
     def _guarded(self, read: Read, step: Callable[[Read], None]) -> None:
         try:
             step(read)
+        except _ReaderLost:
+            raise
         except KvReadVoid as void:
             self._finish(read, void)
         except Exception as error:
@@ -469,7 +477,7 @@ class ReadThread:
             self._remove_remote(read.peer.worker)
             self._finish(read, KvReadVoid(VoidReason.TRANSPORT.value, detail))
         else:
-            self._reset(detail, failed=read)
+            self._reset(detail)
 
     def _forget_handles(self, read: Read) -> None:
         for posted in read.posted:
@@ -481,6 +489,8 @@ class ReadThread:
             handle.release()
         except Exception as error:
             log.warning("a transfer handle could not be released: %s", error)
+        # A handle keeps its agent alive, and a frame may still keep the handle.
+        handle._agent = None
 
     # -- peers and agents -------------------------------------------------------------------------------
 
@@ -502,6 +512,12 @@ class ReadThread:
         self._reader.register_memory([(self._pool.base, self._pool.nbytes, self._device_id, "")], self._memory)
         for rows in (self._scratch, self._probe_row):
             self._reader.register_memory([(rows.ctypes.data, rows.nbytes, 0, "")], "DRAM")
+
+    def _destroy_reader(self) -> None:
+        """Returns when UCX's worker is gone, and with it all that could still land. InternalError if not."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            ucx.destroy_agent(reader)
 
     def _remote_name(self, peer: PeerDescriptor) -> str:
         name = self._remote_names.get(peer.worker)
@@ -535,8 +551,11 @@ class ReadThread:
         self._remove_remote(worker)
         done()
 
-    def _reset(self, why: str, late: Read | None = None, failed: Read | None = None) -> None:
-        """Destroy the agent that posted, so that nothing in flight can land; then settle its reads void."""
+    def _reset(self, why: str, late: Read | None = None) -> None:
+        """Destroy the agent that posted, so that nothing in flight can land; then settle its reads void.
+
+        Raises _ReaderLost when that fails: reads that could not be made safe are then never settled.
+        """
         log.warning("KV reader reset, %d reads end void: %s", len(self._active), why)
         ended, self._active = self._active, []
         for read in ended:
@@ -545,14 +564,19 @@ class ReadThread:
         for probe in list(self._probes):
             self._end_probe(probe, TransferUnavailable(why))
         self._remote_names.clear()
-        self._reader = None
-        gc.collect()
+        try:
+            self._destroy_reader()
+        except InternalError as error:
+            raise _ReaderLost(str(error)) from error
         self._free_slots = list(range(MAX_ACTIVE_READS))
         for read in ended:
             reason = VoidReason.TIMEOUT if read is late else VoidReason.TRANSPORT
             read.settle(KvReadVoid(reason.value, why))
         self._resets += 1
-        self._start_reader()
+        try:
+            self._start_reader()
+        except TransferUnavailable as error:
+            raise _ReaderLost(str(error)) from error
 
     def _transport(self, peer: PeerDescriptor) -> str:
         """What carries reads from ``peer``: from UCX's own tables, written when it first chose."""

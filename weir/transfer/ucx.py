@@ -9,11 +9,12 @@ import ctypes
 import logging
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from weir.errors import TransferUnavailable
+from weir.errors import InternalError, TransferUnavailable
 
 UNRESOLVED = "ucx (unresolved)"
 # How long UCX's progress thread sleeps when no event wakes it; NIXL rounds up to whole milliseconds.
@@ -40,6 +41,19 @@ def start_agent(name: str) -> Any:
         raise TransferUnavailable(f"NIXL has no UCX back end; it has: {sorted(agent.plugin_list)}")
     _UcxLog.opened()
     return agent
+
+
+def destroy_agent(agent: Any) -> None:
+    """Destroy ``agent`` now, with its endpoints and all transfers it posted.
+
+    Raises InternalError, and destroys nothing, if something else still refers to it.
+    """
+    bound, agent.agent = agent.agent, None
+    references = sys.getrefcount(bound) - 2  # beside the name here and the call's argument
+    if references:
+        agent.agent = bound
+        raise InternalError(f"NIXL agent {agent.name} is still referred to {references} times")
+    del bound
 
 
 def _construct(api: Any, name: str) -> Any:
