@@ -436,8 +436,7 @@ class RequestBook:
             entry.stamps.worker_prefill_ms = prefill_ms
             entry.cached_tokens = min(entry.prefill_cached_tokens, len(entry.admission.prompt))
         if entry.prefill is not None:
-            self._ledger.release(entry)
-            self._ledger.unlink_prefill(entry)
+            self._ledger.end_prefill(entry, "its KV was read")
         entry.read_done = True
         entry.read_until_s = NEVER_S
         self._ledger.enter(entry, RequestState.DECODING, now_s)
@@ -445,7 +444,7 @@ class RequestBook:
     def _end_prefill_if_done(self, entry: Entry) -> None:
         """Once the KV is proven and the first token is out, P has nothing more for this request."""
         if entry.read_done and entry.first_token is not None and entry.prefill is not None:
-            self._ledger.unlink_prefill(entry)
+            self._ledger.end_prefill(entry, "its KV was read")
 
     def _await_decode(self, entry: Entry, now_s: float) -> None:
         """The prompt is prefilled, or will be, and no D is bound: take the first that has room."""
@@ -579,9 +578,9 @@ class RequestBook:
         usage: Any | None = None,
     ) -> None:
         """The normal end. A lease that is still open is released, legs that still run are cancelled."""
-        if entry.prefill is not None and entry.first_token is not None and entry.lease_id:
-            self._ledger.release(entry)
-            self._ledger.unlink_prefill(entry)
+        if entry.prefill is not None and entry.first_token is not None:
+            self._ledger.end_prefill(entry, "finished")
+        self._placing.leave(entry)
         self._ledger.end(entry, now_s, RequestState.FINISHED, reason, stop_string=stop_string, usage=usage)
         self._placing.run(now_s)
 

@@ -45,6 +45,7 @@ class Entry:
         "prefill_name",
         "read_done",
         "read_until_s",
+        "released",
         "resumed_tokens",
         "retry_s",
         "stamps",
@@ -89,6 +90,7 @@ class Entry:
         self.final_ticket = False
         self.first_token: Any | None = None
         self.read_done = False
+        self.released = False
         self.void_reads = 0
         self.read_until_s = NEVER_S
         self.resumed_tokens = len(self.generated)

@@ -115,10 +115,19 @@ class Ledger:
         entry.read_until_s = NEVER_S
 
     def release(self, entry: Entry) -> None:
-        """Tell P that the KV is needed no more. P may still owe the first token: the leg stays."""
+        """Tell P that the KV is needed no more, if it has announced any. It may still owe the first token."""
         assert entry.prefill is not None
-        if entry.lease_id:
+        if entry.lease_id and not entry.released:
+            entry.released = True
             self.commands.append(SendRelease(entry.prefill, entry.request_id, entry.attempt, entry.lease_id))
+
+    def end_prefill(self, entry: Entry, reason: str) -> None:
+        """P has nothing more to do for this attempt: release its lease; cancel when none is known."""
+        self.release(entry)
+        if not entry.released:
+            assert entry.prefill is not None
+            self.commands.append(SendCancel(entry.prefill, True, entry.request_id, entry.attempt, reason))
+        self.unlink_prefill(entry)
 
     # states
 
