@@ -62,7 +62,7 @@ class CpuAttention:
         geometry = _Geometry(pool.shape[1], pool.shape[3], pool.shape[4], pool.shape[5])
         windows = sorted({window or 0 for window in self._config.windows})
         parts: list[_Part] = []
-        for rows in _groups(batch, pool.element_size() * 2 * geometry.block_floats * geometry.kv_heads):
+        for rows in _groups(batch, pool.element_size() * 2 * geometry.kv_heads * geometry.head_dim):
             parts.append(_DecodePart(batch, rows, pool, geometry, windows))
         start = batch.num_decodes
         for sequence in range(batch.num_decodes, batch.num_sequences):
@@ -309,7 +309,7 @@ def _blocks(batch: Batch, sequence: int, block_size: int) -> int:
     return -(-batch.context_lens[sequence] // block_size)
 
 
-def _groups(batch: Batch, bytes_per_block: int) -> list[list[int]]:
+def _groups(batch: Batch, bytes_per_token: int) -> list[list[int]]:
     """Decode rows in rectangles: longest first, closed when a row is much shorter or the bytes are reached.
 
     Rows of one group come out in ascending order.
@@ -319,8 +319,7 @@ def _groups(batch: Batch, bytes_per_block: int) -> list[list[int]]:
     longest = 0
     for row in order:
         tokens = batch.context_lens[row]
-        block_bytes = bytes_per_block * len(batch.block_tables[row])
-        full = bool(groups) and (len(groups[-1]) + 1) * block_bytes > _GROUP_BYTES
+        full = bool(groups) and (len(groups[-1]) + 1) * longest * bytes_per_token > _GROUP_BYTES
         if not groups or full or tokens < _LEAST_FILL * longest:
             groups.append([])
             longest = tokens
