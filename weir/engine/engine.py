@@ -39,6 +39,8 @@ from weir.ids import RequestKey
 from weir.kvcache.blocks import BlockManager
 from weir.lifecycle import FinishReason
 
+MAX_STALE_DEADLINES = 1024
+
 _log = logging.getLogger(__name__)
 
 
@@ -133,7 +135,7 @@ class Engine:
         self._check(request)
         self._scheduler.add(request, self._clock.monotonic_s())
         if request.deadline_monotonic_s is not None:
-            heapq.heappush(self._deadlines, (request.deadline_monotonic_s, request.key))
+            self._watch_deadline(request.deadline_monotonic_s, request.key)
 
     def cancel(self, key: RequestKey, quarantined: bool = False) -> bool:
         """End a request wherever it is; blocks are back when this returns, except those of unfinished reads
@@ -323,6 +325,14 @@ class Engine:
             sample_ms=spans_ms[2],
             publish_ms=spans_ms[3],
         )
+
+    def _watch_deadline(self, deadline_s: float, key: RequestKey) -> None:
+        # Entries of finished requests stay until they come up; drop them all when they outnumber the live ones.
+        if len(self._deadlines) > 2 * self._scheduler.num_live + MAX_STALE_DEADLINES:
+            live = [entry for entry in self._deadlines if self._scheduler.get(entry[1]) is not None]
+            heapq.heapify(live)
+            self._deadlines = live
+        heapq.heappush(self._deadlines, (deadline_s, key))
 
     # -- checks -----------------------------------------------------------------------------------------
 

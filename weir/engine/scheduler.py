@@ -23,7 +23,6 @@ is the only place that gives blocks back. Blocks on which a read may still land 
 """
 
 import bisect
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weir.engine.batch import Batch
@@ -95,9 +94,10 @@ class Scheduler:
         """The live sequence of ``key``."""
         return self._live.get(key)
 
-    def live(self) -> Iterator[Sequence]:
-        """All sequences that are not done."""
-        return iter(self._live.values())
+    @property
+    def num_live(self) -> int:
+        """Sequences that are not done."""
+        return len(self._live)
 
     @property
     def num_waiting(self) -> int:

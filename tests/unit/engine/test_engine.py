@@ -7,7 +7,7 @@ import torch
 
 from tests.unit.engine.fake_model import EOS, VOCAB, Harness, logits_after, make_prompt, make_request
 from tests.unit.engine.reference import generate
-from weir.engine.engine import Engine, EngineConfig
+from weir.engine.engine import MAX_STALE_DEADLINES, Engine, EngineConfig
 from weir.engine.output import Event, Finished, Preempted, Prefilled, Progress, Started, TokensOut
 from weir.engine.request import EngineRequest, Mode
 from weir.engine.sampler import Sampler
@@ -449,3 +449,19 @@ def test_an_engine_is_made_of_its_parts_only() -> None:
     assert engine.next_deadline_s() is None
     assert not engine.cancel(RequestKey("x", 1))
     assert Preempted not in {type(event) for event in engine.step().events}
+
+
+def test_deadlines_of_finished_requests_do_not_pile_up() -> None:
+    harness = Harness(block_size=BLOCK)
+    one = SamplingParams(max_tokens=1, temperature=0.0)
+    for i in range(3 * MAX_STALE_DEADLINES):
+        harness.engine.add(make_request(f"r{i}", [5], sampling=one, deadline_s=1e9 + i))
+        harness.engine.step()
+    assert len(harness.engine._deadlines) <= MAX_STALE_DEADLINES + 2
+    last = harness.add(make_request("last", make_prompt(4), deadline_s=5.0))
+    assert harness.engine.next_deadline_s() == 5.0
+    harness.clock.advance(6.0)
+    harness.step()
+    finished = harness.seen[last].finished
+    assert finished is not None
+    assert isinstance(finished.error, DeadlineExceeded)
