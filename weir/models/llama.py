@@ -53,7 +53,7 @@ class Model:
         self.weights_digest = weights_digest
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
-        self._weights = weights
+        self.weights = weights
         self._rope = rope
         self._attention = attention
 
@@ -67,17 +67,17 @@ class Model:
         attend = self._attention.step(batch, pool)
         cos, sin = self._rope.rows(torch.tensor(batch.positions, device=self.device))
         cos, sin = cos[:, None, :].to(self.dtype), sin[:, None, :].to(self.dtype)
-        hidden = F.embedding(torch.tensor(batch.token_ids, device=self.device), self._weights.embedding)
+        hidden = F.embedding(torch.tensor(batch.token_ids, device=self.device), self.weights.embedding)
         last_rows = _last_rows(batch, self.device)
-        final = len(self._weights.layers) - 1
-        for number, layer in enumerate(self._weights.layers):
+        final = len(self.weights.layers) - 1
+        for number, layer in enumerate(self.weights.layers):
             attended = self._attend(layer, number, hidden, cos, sin, attend)
             if number == final and last_rows is not None:
                 # Nothing after the last attention is needed but for the tokens whose logits are.
                 attended, hidden = attended.index_select(0, last_rows), hidden.index_select(0, last_rows)
             hidden = layer.output.plus(attended, hidden)
             hidden = layer.feed_forward(layer.post_norm(hidden), hidden)
-        return self._weights.head(self._weights.norm(hidden)).float()
+        return self.weights.head(self.weights.norm(hidden)).float()
 
     def _attend(
         self, layer: DecoderLayer, number: int, hidden: Tensor, cos: Tensor, sin: Tensor, attend: StepAttention

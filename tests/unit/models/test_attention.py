@@ -96,8 +96,8 @@ def test_against_the_definition(
     pool = torch.full((blocks, LAYERS, 2, KV_HEADS, block_size, DIM), float("nan"))
     for sequence, table in enumerate(batch.block_tables):
         for position in range(contexts[sequence] - queries[sequence]):
-            slot = (table[position // block_size], slice(None), slice(None), slice(None), position % block_size)
-            pool[slot] = torch.randn(LAYERS, 2, KV_HEADS, DIM)
+            block = table[position // block_size]
+            pool[block, :, :, :, position % block_size] = torch.randn(LAYERS, 2, KV_HEADS, DIM)
     step = CpuAttention(_config(window), tiles).step(batch, pool)
     for layer in range(LAYERS):
         q, k = torch.randn(batch.num_tokens, HEADS, DIM), torch.randn(batch.num_tokens, KV_HEADS, DIM)

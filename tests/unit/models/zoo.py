@@ -75,7 +75,8 @@ def _values(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torc
         return 0.3 * noise
     if "embed_tokens" in name or "lm_head" in name:
         return noise
-    return noise * (1.7 / tensor.shape[-1] ** 0.5)
+    scale: float = 1.7 / tensor.shape[-1] ** 0.5
+    return noise * scale
 
 
 def greedy(model: Any, prompt: list[int], new_tokens: int) -> list[int]:
