@@ -1,14 +1,17 @@
 """A worker's KV side as a process of its own: fills its pool, then does what it is told, line by line.
 
     python -m tests.integration.nixl_peer NUM_BLOCKS SEED
-stdin:  ``ticket 3,4,5`` | ``reuse 4`` | ``flip 4`` | ``unseal 4`` | ``completion`` | ``quit``
+stdin:  ``ticket 3,4,5`` | ``reuse 4`` | ``flip 4`` | ``unseal 4`` | ``churn 3,4`` | ``completion`` | ``quit``
 stdout: one JSON object per command, the first being the peer's descriptor.
+``churn`` goes on reusing its blocks, at random moments, until the end; a block is then filled with its generation.
 """
 
 import asyncio
 import base64
 import json
+import random
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -65,7 +68,11 @@ async def main(num_blocks: int, seed: int) -> None:
         command, _, rest = line.strip().partition(" ")
         if command == "quit":
             break
-        if command == "completion":
+        if command == "churn":
+            churn = [int(block) for block in rest.split(",")]
+            threading.Thread(target=_churn, args=(pool, churn, random.Random(seed)), daemon=True).start()
+            _say()
+        elif command == "completion":
             done = await anext(completions)
             _say(lease_id=done.lease_id, key=str(done.key))
         else:
@@ -84,6 +91,16 @@ def _obey(pool: KvPool, command: str, block: int) -> int:
     else:
         assert command == "ticket", command
     return pool.guard.generation(block)
+
+
+def _churn(pool: KvPool, blocks: list[int], rng: random.Random) -> None:
+    pause = threading.Event()
+    while True:
+        for block in rng.sample(blocks, 2):
+            pool.guard.invalidate(block)
+            pool.data[block] = float(pool.guard.generation(block))
+            pool.seal([block])
+        pause.wait(rng.uniform(0.0, 0.004))
 
 
 def _say(**fields: Any) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,27 @@ async def test_a_broken_promise_voids_the_read(peer: Peer, transfer: NixlTransfe
         assert void.value.reason == reason, command
     again = await peer.ticket([5])
     await transfer.read(again, pair(again, [5]), timeout_s=10, notify=False)
+
+
+async def test_churn_never_yields_foreign_contents(peer: Peer, pool: KvPool, transfer: NixlTransfer) -> None:
+    """The owner reuses blocks while they are read: each read is exact or void."""
+    await transfer.connect(peer.descriptor)
+    blocks = list(range(12))
+    await peer.ask("churn " + ",".join(map(str, blocks)))
+    outcomes = Counter[str]()
+    while outcomes["exact"] < 20 or outcomes["generation"] < 20:
+        ticket = await peer.ticket(blocks[:6])
+        try:
+            await transfer.read(ticket, pair(ticket, [40, 42, 44, 46, 48, 50]), timeout_s=10, notify=False)
+        except KvReadVoid as void:
+            outcomes[void.reason] += 1
+            continue
+        outcomes["exact"] += 1
+        for ref, own in pair(ticket, [40, 42, 44, 46, 48, 50]):
+            if ref.generation > 1:
+                assert bool((pool.data[own] == float(ref.generation)).all()), outcomes
+        assert sum(outcomes.values()) < 5000, outcomes
+    assert set(outcomes) <= {"exact", "generation", "checksum"}, outcomes
 
 
 async def test_incarnations_and_fingerprints(peer: Peer, pool: KvPool, transfer: NixlTransfer) -> None:

@@ -10,7 +10,7 @@ from weir.ids import RequestKey, WorkerId, WorkerKey
 from weir.transfer.fingerprint import Fingerprint, check_compatible
 from weir.transfer.ticket import BlockRef, PeerDescriptor, Ticket, VoidReason, check_ticket
 
-MAX_DESCRIPTOR_BYTES = 8 << 20
+MAX_DESCRIPTOR_BYTES = 16 << 20
 MAX_RETIRED = 1024
 
 Destination = tuple[BlockRef, int]

@@ -342,6 +342,8 @@ class ReadThread:
         now = self._clock.monotonic_s()
         if not read.posted and not read.unposted:
             self._phase_done(read)
+        elif now > read.deadline_s and not read.posted:
+            raise KvReadVoid(VoidReason.TIMEOUT.value, f"{len(read.unposted)} segments were not posted in time")
         elif now > read.deadline_s:
             self._reset(f"a read from {read.peer.worker} did not end in time", late=read)
         elif progress or read.unposted:
