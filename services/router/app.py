@@ -135,7 +135,9 @@ class RouterApp:
         """Load the model named, subscribe; when it returns, requests are taken. Raises ModelError, Unavailable."""
         config = self.settings.router
         if config.model_path:
-            await self._models.load(Path(config.model_path), config.model_name, self._clock.unix_s())
+            await self._models.load(
+                Path(config.model_path), config.model_name, self._clock.unix_s(), config.chat_template
+            )
         self.publisher.start()
         await self._view.open()
 

@@ -26,14 +26,21 @@ class ServedModel:
     created_unix_s: int
 
 
-def load_model(name: str, folder: Path, created_unix_s: float) -> ServedModel:
-    """Read a model folder; the name is the folder's when empty. Raises ModelError."""
+def load_model(name: str, folder: Path, created_unix_s: float, chat_template: str = "") -> ServedModel:
+    """Read a model folder; the name is the folder's when empty. Raises ModelError.
+
+    ``chat_template`` replaces the model's own (see ChatTemplate.given); InvalidArgument when it cannot be read.
+    """
     config = load_config(folder)
     tokenizer = Tokenizer.load(folder)
     return ServedModel(
         name=name or folder.resolve().name,
         tokenizer=tokenizer,
-        template=ChatTemplate.load(folder, tokenizer.special_tokens),
+        template=(
+            ChatTemplate.given(chat_template, tokenizer.special_tokens)
+            if chat_template
+            else ChatTemplate.load(folder, tokenizer.special_tokens)
+        ),
         context_tokens=config.max_position,
         architecture=config.architecture,
         vocab_size=config.vocab_size,

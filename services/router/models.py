@@ -30,10 +30,10 @@ class ModelLoader:
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._failed: set[tuple[str, str]] = set()
 
-    async def load(self, folder: Path, name: str, now_unix_s: float) -> None:
+    async def load(self, folder: Path, name: str, now_unix_s: float, chat_template: str = "") -> None:
         """Read the model named at start; without a name it goes by its folder's, then by its workers'."""
         loop = asyncio.get_running_loop()
-        model = await loop.run_in_executor(self._executor, load_model, name, folder, now_unix_s)
+        model = await loop.run_in_executor(self._executor, load_model, name, folder, now_unix_s, chat_template)
         self._given = model
         self._named = bool(name)
         self._catalog.add(model)

@@ -48,7 +48,7 @@ def tag() -> Iterator[str]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     """One prefill and one decode worker."""
-    spec = ClusterSpec(demo_model, MODEL_NAME, tmp_path_factory.mktemp("pair"))
+    spec = ClusterSpec(demo_model, MODEL_NAME, tmp_path_factory.mktemp("pair"), chat_template="chatml")
     async with Cluster(spec) as cluster:
         yield cluster
 
@@ -56,6 +56,8 @@ async def pair(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> As
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mixed(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     """One mixed worker."""
-    spec = ClusterSpec(demo_model, MODEL_NAME, tmp_path_factory.mktemp("mixed"), prefill=0, decode=0, mixed=1)
+    spec = ClusterSpec(
+        demo_model, MODEL_NAME, tmp_path_factory.mktemp("mixed"), prefill=0, decode=0, mixed=1, chat_template="chatml"
+    )
     async with Cluster(spec) as cluster:
         yield cluster

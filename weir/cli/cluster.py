@@ -40,6 +40,7 @@ class ClusterSpec:
     worker_flags: tuple[str, ...] = ()
     router_flags: tuple[str, ...] = ()
     device: str = "cpu"
+    chat_template: str = ""
 
     def roles(self) -> list[Role]:
         """The role of each worker, in start order."""
@@ -110,6 +111,7 @@ class Cluster:
         argv += ["--bind", f"{spec.host}:{spec.grpc_port if index == 0 else 0}"]
         argv += ["--http", f"{spec.host}:{spec.http_port if index == 0 else 0}"]
         argv += ["--model", str(spec.model_dir), "--model-name", spec.model_name, *spec.router_flags]
+        argv += ["--chat-template", spec.chat_template] if spec.chat_template else []
         router = await ChildProcess.start(f"router-{index}", argv, self._log(f"router-{index}"))
         self.routers.append(router)
         words = await router.wait_ready(READY_TIMEOUT_S)

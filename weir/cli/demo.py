@@ -14,6 +14,7 @@ from weir.cli.timeline import print_timeline
 from weir.client import AsyncClient, Completion
 
 DEMO_MODEL_NAME = "smollm2-135m-instruct"
+DEMO_CHAT_TEMPLATE = "chatml"  # see docs/decisions/0003-demo-chat.md
 DEMO_QUESTION = "Name the planets of the solar system."
 DEMO_MAX_TOKENS = 128
 
@@ -24,7 +25,8 @@ async def run_demo(console: Console, *, model: str = "demo", question: str = DEM
         folder = model_dir(model)
     name = DEMO_MODEL_NAME if model == "demo" else folder.name
     with tempfile.TemporaryDirectory(prefix="weir-demo-") as scratch:
-        spec = ClusterSpec(folder, name, Path(scratch))
+        template = DEMO_CHAT_TEMPLATE if model == "demo" else ""
+        spec = ClusterSpec(folder, name, Path(scratch), chat_template=template)
         console.rule("starting: 5 processes", align="left", style="grey50")
         async with Cluster(spec, say=lambda line: console.print(line, highlight=False)) as cluster:
             console.rule("chat", align="left", style="grey50")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from weir.cli.main import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
+from weir.cli.paths import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from weir.cli.workers import worker_state
 from weir.client import AsyncClient
 from weir.errors import InternalError, Unavailable, WeirError

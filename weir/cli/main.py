@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from weir import __version__
+from weir.cli.paths import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from weir.errors import InvalidArgument, WeirError
 
 app = typer.Typer(
@@ -24,8 +25,6 @@ app = typer.Typer(
 )
 console = Console()
 DEFAULT_ROUTER = "127.0.0.1:7600"
-DEFAULT_GRPC_PORT = 7600
-DEFAULT_HTTP_PORT = 8000
 
 RouterOption = Annotated[str, typer.Option("--router", envvar="WEIR_ROUTER", help="host:port of the router")]
 ModelOption = Annotated[str, typer.Option("--model", help="'demo' or a Hugging Face folder")]
@@ -73,10 +72,13 @@ def up(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     name: Annotated[str | None, typer.Option(help="Model name for clients; default: the folder's")] = None,
     logs: Annotated[Path | None, typer.Option(help="Folder for the processes' logs")] = None,
+    chat_template: Annotated[
+        str | None, typer.Option(help="File or 'chatml'; default: the model's own, chatml for the demo model")
+    ] = None,
 ) -> None:
     """Start a local cluster and show its state until Ctrl-C."""
     from weir.cli.cluster import ClusterSpec
-    from weir.cli.demo import DEMO_MODEL_NAME
+    from weir.cli.demo import DEMO_CHAT_TEMPLATE, DEMO_MODEL_NAME
     from weir.cli.paths import cache_root, model_dir
     from weir.cli.up import run_up
 
@@ -88,6 +90,7 @@ def up(
     if device not in {"cpu", "cuda"}:
         raise InvalidArgument("--device", device, "must be cpu or cuda")
     folder = model_dir(model)
+    template = chat_template if chat_template is not None else DEMO_CHAT_TEMPLATE if model == "demo" else ""
     spec = ClusterSpec(
         model_dir=folder,
         model_name=name or (DEMO_MODEL_NAME if model == "demo" else folder.name),
@@ -100,6 +103,7 @@ def up(
         grpc_port=grpc,
         http_port=http,
         device=device,
+        chat_template=template,
     )
     run(run_up(console, spec))
 

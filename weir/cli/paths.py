@@ -7,6 +7,9 @@ from pathlib import Path
 
 from weir.errors import InvalidArgument
 
+DEFAULT_GRPC_PORT = 7600
+DEFAULT_HTTP_PORT = 8000
+
 
 def cache_root() -> Path:
     """``$WEIR_CACHE``, else ``$XDG_CACHE_HOME/weir``, else ``~/.cache/weir``; not created here."""

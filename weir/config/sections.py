@@ -57,6 +57,7 @@ class RouterConfig:
     router_id: str = setting("", "identity; minted when empty")
     model_path: str = setting("", "folder with tokenizer and config; empty takes the workers' path")
     model_name: str = setting("", "name that clients ask for; empty takes the workers' name")
+    chat_template: str = setting("", "file with a Jinja chat template, or chatml; empty takes the model's own")
     reflection: bool = setting(True, "serve gRPC reflection")
     max_active_requests: int = setting(1_024, "requests under way", low=1, high=1 << 20)
     max_queued_requests: int = setting(1_024, "requests waiting for a worker", low=0, high=1 << 20)

@@ -26,6 +26,13 @@ MAX_CONTENT_CHARS = 8 * 1024 * 1024
 MAX_PROMPT_CHARS = 16 * 1024 * 1024
 MAX_PROMPT_PIECES = 1_000_000
 
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+NAMED_TEMPLATES = {"chatml": CHATML}
+"""Templates that can be asked for by name instead of by file."""
+
 Message = Mapping[str, Any]
 """``role`` and ``content`` (a string or OpenAI's list of parts); other keys reach the template unchanged."""
 
@@ -33,9 +40,7 @@ Message = Mapping[str, Any]
 class ChatTemplate:
     """The chat template of one model, compiled once; immutable and safe to share between threads."""
 
-    def __init__(
-        self, source: str | None, special_tokens: Mapping[str, str], file: str = "chat_template"
-    ) -> None:
+    def __init__(self, source: str | None, special_tokens: Mapping[str, str], file: str = "chat_template") -> None:
         """``source`` None: a model without a template. Raises ModelError if it is too long or no Jinja."""
         self.source = source
         self._special_tokens = dict(special_tokens)
@@ -57,6 +62,17 @@ class ChatTemplate:
             raise ModelError(file=str(path), tensor=None, expectation=f"readable text ({error})") from error
         source = _default_template(str(path), config.get("chat_template"))
         return cls(source, special_tokens, f"{path}: chat_template")
+
+    @classmethod
+    def given(cls, name_or_file: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
+        """A template named in NAMED_TEMPLATES, or read from a file; used instead of the model's own."""
+        if name_or_file in NAMED_TEMPLATES:
+            return cls(NAMED_TEMPLATES[name_or_file], special_tokens, name_or_file)
+        try:
+            return cls(Path(name_or_file).read_text(encoding="utf-8"), special_tokens, name_or_file)
+        except (OSError, ValueError) as error:
+            known = ", ".join(sorted(NAMED_TEMPLATES))
+            raise InvalidArgument("chat_template", name_or_file, f"a readable file, or one of: {known}") from error
 
     def render(
         self,
@@ -129,9 +145,7 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Plain JSON: Jinja's own filter would escape it for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:
@@ -183,9 +197,7 @@ def _checked_message(field: str, message: Message) -> dict[str, Any]:
         raise InvalidArgument(field=f"{field}.role", value=role, limit="must be a non-empty string")
     content = message.get("content")
     if content is None and not message.get("tool_calls"):
-        raise InvalidArgument(
-            field=f"{field}.content", value=None, limit="must be a string or a list of text parts"
-        )
+        raise InvalidArgument(field=f"{field}.content", value=None, limit="must be a string or a list of text parts")
     return {**message, "content": None if content is None else content_text(f"{field}.content", content)}
 
 
