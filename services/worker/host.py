@@ -444,7 +444,9 @@ class WorkerHost:
         metrics.outstanding_reads.set(self.edges.transfer.outstanding())
         metrics.prompt_tokens.inc(self._grown("prefilled", self.load.prefilled_tokens))
         metrics.generation_tokens.inc(self._grown("generated", self.load.generated_tokens))
-        for reason, count in self.decode.desk.void_reads.items():
+        voids = self.decode.desk.void_reads
+        metrics.read_failures.inc(self._grown("failed", voids.get("transport", 0) + voids.get("timeout", 0)))
+        for reason, count in voids.items():
             metrics.void_reads.labels(reason).inc(self._grown(f"void {reason}", count))
         for end, count in self.prefill.desk.leases.ended_total.items():
             metrics.leases_ended.labels(end.value).inc(self._grown(f"lease {end.value}", count))

@@ -141,8 +141,10 @@ class StepLoop:
     def _next_commands(self) -> list[Command] | None:
         """What waits; blocks while there is neither a command nor work. None: stop."""
         checked = self._idle_check is None
-        with self._awake:
-            while not self._stopping and self._dead is None:
+        while True:
+            with self._awake:
+                if self._stopping or self._dead is not None:
+                    return None
                 if self._commands:
                     commands = list(self._commands)
                     self._commands.clear()
@@ -150,10 +152,10 @@ class StepLoop:
                 if self._engine.has_work():
                     return []
                 woken = self._awake.wait(self._wait_s(checked))
-                if not woken and not checked and not self._engine.has_work():
-                    checked = True
-                    self._check_idle()
-        return None
+            if not woken and not checked and not self._engine.has_work():
+                # Outside the lock: whoever brings a command meanwhile does not wait for it.
+                checked = True
+                self._check_idle()
 
     def _wait_s(self, checked: bool) -> float | None:
         deadline_s = self._engine.next_deadline_s()

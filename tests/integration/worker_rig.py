@@ -1,6 +1,7 @@
 """Workers in this process, reached over real gRPC, with an in-memory KV fabric; and a router that a test drives."""
 
 import asyncio
+import functools
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -31,6 +32,7 @@ from weir.services.worker.host import WorkerEdges, WorkerHost
 from weir.transfer.local import LocalFabric, LocalTransfer
 
 PATIENCE_S = 15.0
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined, unused-ignore]
 
 
 @dataclass
@@ -42,12 +44,9 @@ class Bench:
 
 
 @dataclass
-class RunningWorker:
-    """A worker that answers."""
+class RemoteWorker:
+    """A worker, wherever it runs."""
 
-    host: WorkerHost
-    server: RpcServer
-    runner: PoolRunner
     channel: grpc.aio.Channel
 
     @property
@@ -74,6 +73,15 @@ class RunningWorker:
         await self.state(check_integrity=True)
 
 
+@dataclass
+class RunningWorker(RemoteWorker):
+    """A worker of this process."""
+
+    host: WorkerHost
+    server: RpcServer
+    runner: PoolRunner
+
+
 def _is_baseline(state: worker_pb2.GetStateResponse) -> bool:
     load = state.load
     idle = load.blocks.free + load.blocks.cached == load.blocks.total > 0
@@ -97,7 +105,7 @@ async def running_worker(bench: Bench, role: Role, worker_id: str, **settings: A
         await host.start(server.address)
         await server.set_ready(True)
         async with channel(server.address) as opened:
-            yield RunningWorker(host, server, runner, opened)
+            yield RunningWorker(opened, host, server, runner)
     finally:
         runner.gate.set()
         await server.stop(0)
@@ -128,7 +136,7 @@ class Session:
 
     async def _read(self) -> None:
         try:
-            while (message := await self._call.read()) is not grpc.aio.EOF:
+            while (message := await self._call.read()) is not _EOF:
                 async with self._arrived:
                     self.seen.append(message)
                     self._arrived.notify_all()
@@ -173,7 +181,7 @@ class Session:
             await asyncio.gather(self._reader, return_exceptions=True)
 
 
-async def prefill_session(worker: RunningWorker, router_id: str = "router") -> Session:
+async def prefill_session(worker: RemoteWorker, router_id: str = "router") -> Session:
     """A session with a worker's prefill side."""
     hello = prefill_pb2.PrefillServiceSessionRequest(hello=prefill_pb2.SessionHello(router_id=router_id))
     session = Session(prefill_pb2_grpc.PrefillServiceStub(worker.channel).Session(), hello)
@@ -181,7 +189,7 @@ async def prefill_session(worker: RunningWorker, router_id: str = "router") -> S
     return session
 
 
-async def decode_session(worker: RunningWorker, router_id: str = "router") -> Session:
+async def decode_session(worker: RemoteWorker, router_id: str = "router") -> Session:
     """A session with a worker's decode side."""
     hello = decode_pb2.DecodeServiceSessionRequest(hello=prefill_pb2.SessionHello(router_id=router_id))
     session = Session(decode_pb2_grpc.DecodeServiceStub(worker.channel).Session(), hello)
@@ -197,7 +205,10 @@ def greedy(max_tokens: int) -> common_pb2.SamplingParams:
 def begin_prefill(request_id: str, prompt: list[int], max_tokens: int = 8, **fields: Any) -> Any:
     """A message that starts a prefill."""
     begin = prefill_pb2.BeginPrefill(
-        request_id=request_id, attempt=fields.pop("attempt", 1), prompt_token_ids=prompt, sampling=greedy(max_tokens)
+        request_id=request_id,
+        attempt=fields.pop("attempt", 1),
+        prompt_token_ids=prompt,
+        sampling=fields.pop("sampling", None) or greedy(max_tokens),
     )
     begin.MergeFrom(prefill_pb2.BeginPrefill(**fields))
     return prefill_pb2.PrefillServiceSessionRequest(begin=[begin])
@@ -216,7 +227,7 @@ def begin_decode(
         attempt=fields.pop("attempt", 1),
         kv_source=decode_pb2.KV_SOURCE_LOCAL if source is None else decode_pb2.KV_SOURCE_REMOTE,
         prompt_token_ids=prompt,
-        sampling=greedy(max_tokens),
+        sampling=fields.pop("sampling", None) or greedy(max_tokens),
         source=source,
     )
     begin.MergeFrom(decode_pb2.BeginDecode(**fields))
@@ -231,7 +242,7 @@ def cancel(kind: Any, request_id: str, attempt: int = 1) -> Any:
 class Pair:
     """A router's two sessions, and the star between them: tickets and first tokens are passed on by ``relay``."""
 
-    def __init__(self, p: RunningWorker, d: RunningWorker) -> None:
+    def __init__(self, p: RemoteWorker, d: RemoteWorker) -> None:
         self.p_worker = p
         self.d_worker = d
         self.resend_after_void = False
@@ -258,7 +269,7 @@ class Pair:
         passed = 0
         while True:
             async with self.p._arrived:
-                await self.p._arrived.wait_for(lambda seen=passed: len(self.p.seen) > seen)
+                await self.p._arrived.wait_for(functools.partial(self._has_more, passed))
                 messages = self.p.seen[passed:]
             passed += len(messages)
             for message in messages:
@@ -267,6 +278,9 @@ class Pair:
                 if not self.hold_tickets:
                     out.kv_ready.extend(message.kv_ready)
                 await self.d.send(out)
+
+    def _has_more(self, passed: int) -> bool:
+        return len(self.p.seen) > passed
 
     async def begin(self, request_id: str, prompt: list[int], max_tokens: int = 8, **fields: Any) -> None:
         """Start both legs of a request."""

@@ -179,7 +179,7 @@ class World:
         elif kind == "ticket":
             self.decode.offer(value, self.clock.unix_s(), 0.0)  # type: ignore[arg-type]
         else:
-            self.decode.first_token(*value, 0.0)  # type: ignore[misc]
+            self.decode.first_token(*value, 0.0)  # type: ignore[misc, call-arg]
         self.pump_d()
 
     def pump_p(self) -> None:
