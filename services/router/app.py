@@ -23,6 +23,7 @@ from weir.events.nats_link import NatsLink
 from weir.events.nats_registry import NatsRegistry
 from weir.events.registry import Registry
 from weir.ids import RequestIdMint, mint_incarnation
+from weir.rpc.channel import channel
 from weir.rpc.limits import RpcLimits
 from weir.rpc.server import RpcServer, serve
 from weir.rpc.v1 import router_pb2_grpc
@@ -39,6 +40,7 @@ from weir.services.router.policy import LeastLoaded
 from weir.services.router.retry import RetryBudget
 from weir.services.router.router import Router, RouterParts
 from weir.services.router.servicer import SERVICE_NAME, RouterServicer
+from weir.services.router.sessions import OpenChannel
 from weir.services.router.view import FleetView
 from weir.telemetry.metrics import CONTENT_TYPE, MetricsServer, RouterMetrics
 
@@ -86,6 +88,7 @@ class RouterApp:
         clock: Clock,
         *,
         random_bits: Callable[[int], int] = secrets.randbits,
+        open_channel: OpenChannel = channel,
     ) -> None:
         self.settings = settings
         config = settings.router
@@ -124,6 +127,7 @@ class RouterApp:
                     limits=rpc_limits(settings.limits),
                     connect_timeout_s=config.worker_connect_timeout_s,
                     random=jitter,
+                    open_channel=open_channel,
                 ),
                 request_timeout_s=config.request_timeout_s,
             )

@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 from weir.clock import Clock
 from weir.ids import WorkerKey
+from weir.rpc.channel import channel
 from weir.rpc.limits import RpcLimits
 from weir.rpc.v1 import prefill_pb2
-from weir.services.router.sessions import LinkOwner, WorkerLink
+from weir.services.router.sessions import LinkOwner, OpenChannel, WorkerLink
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class Links:
         limits: RpcLimits,
         connect_timeout_s: float,
         random: Callable[[], float],
+        open_channel: OpenChannel = channel,
     ) -> None:
         self._owner = owner
         self._router_id = router_id
@@ -39,6 +41,7 @@ class Links:
         self._limits = limits
         self._connect_timeout_s = connect_timeout_s
         self._random = random
+        self._open_channel = open_channel
         self._links: dict[WorkerKey, WorkerLink] = {}
         self._unwanted: dict[WorkerKey, asyncio.TimerHandle] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -78,6 +81,7 @@ class Links:
             limits=self._limits,
             connect_timeout_s=self._connect_timeout_s,
             random=self._random,
+            open_channel=self._open_channel,
         )
         self._links[worker] = link
         link.start()

@@ -38,6 +38,12 @@ MESSAGE_TOKENS = 200_000
 FIRST_BACKOFF_S = 0.05
 
 
+class OpenChannel(Protocol):
+    """Makes a channel to an address; ``rpc.channel.channel``, or its twin in a simulated network."""
+
+    def __call__(self, address: str, *, limits: RpcLimits) -> grpc.aio.Channel: ...
+
+
 class LinkOwner(Protocol):
     """Who is told what happens on links. Called on the event loop; must not block."""
 
@@ -109,6 +115,7 @@ class WorkerLink:
         limits: RpcLimits,
         connect_timeout_s: float,
         random: Callable[[], float],
+        open_channel: OpenChannel = channel,
     ) -> None:
         self.worker = worker
         self.address = address
@@ -124,6 +131,7 @@ class WorkerLink:
         self._limits = limits
         self._connect_timeout_s = connect_timeout_s
         self._random = random
+        self._open_channel = open_channel
         self._prefill_out = Outbox(prefill_pb2.PrefillServiceSessionRequest)
         self._decode_out = Outbox(decode_pb2.DecodeServiceSessionRequest)
         self._task: asyncio.Task[None] | None = None
@@ -170,7 +178,7 @@ class WorkerLink:
         """One life of the link; whether it was up at all."""
         reason = "closed"
         was_up = False
-        line = channel(self.address, limits=self._limits)
+        line = self._open_channel(self.address, limits=self._limits)
         prefill = prefill_pb2_grpc.PrefillServiceStub(line).Session()
         decode = decode_pb2_grpc.DecodeServiceStub(line).Session()
         try:

@@ -75,6 +75,7 @@ class WorkerHost:
         *,
         metrics: WorkerMetrics | None = None,
         on_fault: Callable[[WeirError], None] = lambda error: None,
+        step_loop: type[StepLoop] = StepLoop,
     ) -> None:
         self.key = key
         self.config = config
@@ -91,7 +92,7 @@ class WorkerHost:
         self._load_sequence = 0
         self._leases_expected = False
         self._exported: dict[str, int] = {}
-        self.step_loop = StepLoop(
+        self.step_loop = step_loop(
             parts.engine,
             clock,
             deliver=self._on_step,
