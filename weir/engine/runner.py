@@ -17,7 +17,17 @@ class ModelRunner:
         assert pool.is_contiguous()
         self.model = model
         self.pool = pool
+        self._graphs = None
+        # Experts are chosen by reading counts back from the device, which cannot be captured.
+        if model.device.type == "cuda" and config.moe is None:
+            from weir.models.decode_graphs import DecodeGraphs  # Triton is not everywhere
+
+            self._graphs = DecodeGraphs(model, pool)
 
     def run(self, batch: Batch) -> Tensor:
         """Write the new tokens' KV into the pool; float32 logits [len(batch.logit_rows), vocab]."""
+        if self._graphs is not None:
+            logits = self._graphs.run(batch)
+            if logits is not None:
+                return logits
         return self.model.forward(batch, self.pool)

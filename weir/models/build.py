@@ -5,15 +5,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from weir.errors import ModelError
-from weir.models.attention import AttentionBackend, CpuAttention
+from weir.errors import InvalidArgument, ModelError
+from weir.models.backend import Backend, cpu_backend
 from weir.models.config import ModelConfig, load_config
-from weir.models.layers import RmsNorm
-from weir.models.linear import LinearBackend, choose_backend, joined_bias, packing_works
+from weir.models.layers import Norm
+from weir.models.linear import joined_bias
 from weir.models.llama import DecoderLayer, Model, ModelWeights
 from weir.models.loader import Weights
 from weir.models.moe import DenseMlp, FeedForward, MixtureOfExperts, SharedExpert
-from weir.models.rope import RotaryTable
 from weir.models.shapes import expert_names, expert_prefix
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -22,7 +21,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def load_model(folder: Path, *, dtype: str = "float32", device: str = "cpu") -> Model:
     """Load a Hugging Face folder. Every tensor is checked before any is used.
 
-    Raises ModelError naming file, tensor or key, and what was expected.
+    Raises ModelError naming file, tensor or key, and what was expected; InvalidArgument for a device that is
+    not there.
     """
     config = load_config(folder)
     if dtype not in DTYPES:
@@ -30,7 +30,12 @@ def load_model(folder: Path, *, dtype: str = "float32", device: str = "cpu") -> 
     place = torch.device(device)
     with torch.inference_mode():
         weights = Weights(folder, config, DTYPES[dtype], place)
-        return _Builder(config, weights, choose_backend(DTYPES[dtype], place)).model(_attention(config, place))
+        return assemble(config, weights, _backend(config, DTYPES[dtype], place))
+
+
+def assemble(config: ModelConfig, weights: Weights, backend: Backend) -> Model:
+    """A model out of checked weights and a back end of the same device."""
+    return _Builder(config, weights, backend).model()
 
 
 def model_fingerprint_fields(model: Model) -> dict[str, str | int]:
@@ -49,19 +54,26 @@ def model_fingerprint_fields(model: Model) -> dict[str, str | int]:
     }
 
 
-def _attention(config: ModelConfig, device: torch.device) -> AttentionBackend:
-    return CpuAttention(config, tiles=packing_works())
+def _backend(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Backend:
+    if device.type == "cpu":
+        return cpu_backend(config, dtype)
+    if device.type != "cuda" or not torch.cuda.is_available():
+        raise InvalidArgument("device", str(device), "must be cpu, or cuda on a machine where torch finds a GPU")
+    from weir.models.cuda import cuda_backend  # Triton is not everywhere
+
+    return cuda_backend(config, device)
 
 
 class _Builder:
     """Names of tensors meet layers here and nowhere else."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, linears: LinearBackend) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, backend: Backend) -> None:
         self._config = config
         self._weights = weights
-        self._linears = linears
+        self._backend = backend
+        self._linears = backend.linears
 
-    def model(self, attention: AttentionBackend) -> Model:
+    def model(self) -> Model:
         config, weights = self._config, self._weights
         embedding = weights.tensor("model.embed_tokens.weight")
         head = embedding if config.tie_embeddings else weights.tensor("lm_head.weight")
@@ -71,8 +83,7 @@ class _Builder:
             norm=self._norm("model.norm"),
             head=self._linears.linear(head, None),
         )
-        rope = RotaryTable(config.rope, config.head_dim, config.max_position, weights.device)
-        return Model(config, parts, rope, attention, weights.digest())
+        return Model(config, parts, self._backend.rotary, self._backend.attention, weights.digest())
 
     def _layer(self, number: int) -> DecoderLayer:
         at = f"model.layers.{number}."
@@ -116,8 +127,8 @@ class _Builder:
         )
         return DenseMlp(gated, self._linears.linear(self._weights.tensor(down + ".weight"), self._bias(down)))
 
-    def _norm(self, name: str) -> RmsNorm:
-        return RmsNorm(self._weights.tensor(name + ".weight"), self._config.rms_norm_eps)
+    def _norm(self, name: str) -> Norm:
+        return self._backend.norm(self._weights.tensor(name + ".weight"), self._config.rms_norm_eps)
 
     def _bias(self, name: str) -> Tensor | None:
         return self._weights.optional(name + ".bias")

@@ -9,22 +9,22 @@ from torch import Tensor
 from weir.engine.batch import Batch
 from weir.models.attention import AttentionBackend, StepAttention
 from weir.models.config import ModelConfig
-from weir.models.layers import RmsNorm
+from weir.models.layers import Norm
 from weir.models.linear import Linear
 from weir.models.moe import FeedForward
-from weir.models.rope import RotaryTable, rotate
+from weir.models.rope import Rotary, Rotation
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """The weights of one layer; ``qkv`` is the three projections joined, in that order."""
 
-    input_norm: RmsNorm
+    input_norm: Norm
     qkv: Linear
-    q_norm: RmsNorm | None
-    k_norm: RmsNorm | None
+    q_norm: Norm | None
+    k_norm: Norm | None
     output: Linear
-    post_norm: RmsNorm
+    post_norm: Norm
     feed_forward: FeedForward
 
 
@@ -34,7 +34,7 @@ class ModelWeights:
 
     embedding: Tensor
     layers: tuple[DecoderLayer, ...]
-    norm: RmsNorm
+    norm: Norm
     head: Linear
 
 
@@ -45,7 +45,7 @@ class Model:
         self,
         config: ModelConfig,
         weights: ModelWeights,
-        rope: RotaryTable,
+        rotary: Rotary,
         attention: AttentionBackend,
         weights_digest: str,
     ) -> None:
@@ -54,8 +54,8 @@ class Model:
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
         self.weights = weights
-        self._rope = rope
-        self._attention = attention
+        self._rotary = rotary
+        self.attention = attention
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
@@ -64,14 +64,18 @@ class Model:
         ``pool`` is [blocks, layers, 2, kv_heads, block_size, head_dim] of the model's dtype and device.
         """
         assert pool.dtype == self.dtype
-        attend = self._attention.step(batch, pool)
-        cos, sin = self._rope.rows(torch.tensor(batch.positions, device=self.device))
-        cos, sin = cos[:, None, :].to(self.dtype), sin[:, None, :].to(self.dtype)
-        hidden = F.embedding(torch.tensor(batch.token_ids, device=self.device), self.weights.embedding)
-        last_rows = _last_rows(batch, self.device)
+        token_ids = torch.tensor(batch.token_ids, device=self.device)
+        positions = torch.tensor(batch.positions, device=self.device)
+        attend = self.attention.step(batch, pool)
+        return self.compute(token_ids, positions, attend, _last_rows(batch, self.device))
+
+    def compute(self, token_ids: Tensor, positions: Tensor, attend: StepAttention, last_rows: Tensor | None) -> Tensor:
+        """The step on tensors alone: [T] ids and positions; logits of ``last_rows``, or of all tokens if None."""
+        rotation = self._rotary.step(positions)
+        hidden = F.embedding(token_ids, self.weights.embedding)
         final = len(self.weights.layers) - 1
         for number, layer in enumerate(self.weights.layers):
-            attended = self._attend(layer, number, hidden, cos, sin, attend)
+            attended = self._attend(layer, number, hidden, rotation, attend)
             if number == final and last_rows is not None:
                 # Nothing after the last attention is needed but for the tokens whose logits are.
                 attended, hidden = attended.index_select(0, last_rows), hidden.index_select(0, last_rows)
@@ -80,17 +84,15 @@ class Model:
         return self.weights.head(self.weights.norm(hidden)).float()
 
     def _attend(
-        self, layer: DecoderLayer, number: int, hidden: Tensor, cos: Tensor, sin: Tensor, attend: StepAttention
+        self, layer: DecoderLayer, number: int, hidden: Tensor, rotation: Rotation, attend: StepAttention
     ) -> Tensor:
-        config = self.config
-        heads, kv_heads = config.num_heads, config.num_kv_heads
-        qkv = layer.qkv(layer.input_norm(hidden)).view(hidden.shape[0], heads + 2 * kv_heads, config.head_dim)
-        v = qkv[:, heads + kv_heads :]
+        heads, kv_heads, head_dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+        qkv = layer.qkv(layer.input_norm(hidden)).view(hidden.shape[0], heads + 2 * kv_heads, head_dim)
+        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if layer.q_norm is None or layer.k_norm is None:
-            turned = rotate(qkv[:, : heads + kv_heads], cos, sin)
-            return attend(number, turned[:, :heads], turned[:, heads:], v)
-        q = rotate(layer.q_norm(qkv[:, :heads]), cos, sin)
-        k = rotate(layer.k_norm(qkv[:, heads : heads + kv_heads]), cos, sin)
+            q, k = rotation.joined(qk, heads)
+        else:
+            q, k = rotation.pair(layer.q_norm(qk[:, :heads]), layer.k_norm(qk[:, heads:]))
         return attend(number, q, k, v)
 
 

@@ -1,37 +1,70 @@
 """Rotary position embedding in Hugging Face's half-split layout (dimension i pairs with i + head_dim/2)."""
 
 import math
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from weir.models.config import RopeConfig
 
 
-class RotaryTable:
-    """Cosine and sine rows by position below ``max_position``, built in float32.
+class Rotation(Protocol):
+    """The rotation of one step's tokens; the same in every layer. May work in place."""
 
-    ``rows(positions)`` gives ([T, head_dim], [T, head_dim]); the sine of the first half is negated, so that
-    rotated = x * cos + roll(x, head_dim/2) * sin.
-    """
+    def joined(self, qk: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+        """q and k out of ``qk`` [T, heads + kv_heads, head_dim], rotated."""
+        ...
 
-    def __init__(self, config: RopeConfig, head_dim: int, max_position: int, device: torch.device) -> None:
-        angles = torch.arange(max_position, dtype=torch.float32)[:, None] * inverse_frequencies(config, head_dim)
-        cos, sin = angles.cos(), angles.sin()
-        self.half_cos = cos.to(device)
-        self.half_sin = sin.to(device)
-        self._cos = torch.cat((cos, cos), dim=-1).to(device)
-        self._sin = torch.cat((-sin, sin), dim=-1).to(device)
-
-    def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+    def pair(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """``q`` [T, heads, head_dim] and ``k`` [T, kv_heads, head_dim], rotated."""
+        ...
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate ``x`` [T, heads, head_dim] by ``cos``/``sin`` [T, 1, head_dim]; computes in their precision."""
-    return (x * cos).addcmul_(torch.roll(x, x.shape[-1] // 2, -1), sin)
+class Rotary(Protocol):
+    """Makes the rotation of a step from its tokens' positions [T]."""
+
+    def step(self, positions: Tensor) -> Rotation: ...
 
 
-def inverse_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
+class TorchRotary:
+    """Tables of cosines and sines by position below ``max_position``, built in float32."""
+
+    def __init__(self, config: RopeConfig, head_dim: int, max_position: int, dtype: torch.dtype) -> None:
+        cos, sin = rotary_tables(config, head_dim, max_position)
+        self._cos = torch.cat((cos, cos), dim=-1)
+        # rotated = x * cos + roll(x, head_dim/2) * sin, with the sine of the first half negated.
+        self._sin = torch.cat((-sin, sin), dim=-1)
+        self._dtype = dtype
+
+    def step(self, positions: Tensor) -> Rotation:
+        cos, sin = (table.index_select(0, positions)[:, None, :] for table in (self._cos, self._sin))
+        return _TorchRotation(cos.to(self._dtype), sin.to(self._dtype))
+
+
+class _TorchRotation:
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+        self._cos = cos
+        self._sin = sin
+
+    def joined(self, qk: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+        turned = self._turn(qk)
+        return turned[:, :heads], turned[:, heads:]
+
+    def pair(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self._turn(q), self._turn(k)
+
+    def _turn(self, x: Tensor) -> Tensor:
+        return (x * self._cos).addcmul_(torch.roll(x, x.shape[-1] // 2, -1), self._sin)
+
+
+def rotary_tables(config: RopeConfig, head_dim: int, max_position: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, each float32 [max_position, head_dim/2]."""
+    angles = torch.arange(max_position, dtype=torch.float32)[:, None] * inverse_frequencies(config, head_dim)
+    return angles.cos(), angles.sin()
+
+
+def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
     """[head_dim/2] radians per position, float32.
 
     ``llama3`` (Meta, Llama 3.1) keeps short wavelengths, divides long ones by ``factor`` and blends between.
