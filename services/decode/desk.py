@@ -8,6 +8,7 @@ After an attempt is over its reads may still be under way; they are followed unt
 then is the engine told that the blocks are free of them.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ from weir.transfer.ticket import PeerDescriptor, Ticket
 
 MAX_ATTEMPTS = 1 << 14
 MAX_NEWS = 1 << 16
+MAX_REMEMBERED_CANCELS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,7 @@ class DecodeDesk:
         self._attempts: dict[RequestKey, _Attempt] = {}
         self._by_request: dict[str, dict[int, _Attempt]] = {}
         self._landing: dict[RequestKey, SequenceReads] = {}
+        self._cancelled: OrderedDict[str, int] = OrderedDict()
         self._sessions: dict[str, _Session] = {}
         self._orders: list[Order] = []
 
@@ -239,11 +242,15 @@ class DecodeDesk:
         assert (request.mode is Mode.REMOTE) == (source is not None), request.mode
         if any(known >= key.attempt for known in self._by_request.get(key.request_id, ())):
             return
+        if self._cancelled.get(key.request_id, -1) >= key.attempt:
+            self._tell(session, AttemptOver(key, "CANCELLED", "cancelled before it began"))
+            return
         if len(self._attempts) >= self._max_attempts:
             error = ResourceExhausted(f"{len(self._attempts)} attempts are here, the limit is {self._max_attempts}")
             self._tell(session, _over(key, error))
             return
-        self.cancel(key.request_id, key.attempt - 1, "a newer attempt began")
+        if key.attempt > 0:
+            self.cancel(key.request_id, key.attempt - 1, "a newer attempt began")
         kv = None
         if source is not None:
             kv = SequenceReads(key, source, self._ours, request.context_len, self._max_reads)
@@ -284,7 +291,10 @@ class DecodeDesk:
         self._orders.append(GiveFirstToken(key, token))
 
     def cancel(self, request_id: str, attempt: int, reason: str = "") -> None:
-        """Stop this attempt and older ones. Harmless if they are over."""
+        """Stop this attempt and older ones, also such as come later: cancels travel on more than one way and may
+        overtake what they stop. Harmless if they are over.
+        """
+        self._remember_cancel(request_id, attempt)
         mine = self._by_request.get(request_id, {})
         for one in [one for number, one in mine.items() if number <= attempt]:
             self._close(one, AttemptOver(one.key, "CANCELLED", reason or "cancelled"))
@@ -417,6 +427,11 @@ class DecodeDesk:
             self._forget(attempt, AttemptOver(event.key, "CANCELLED", "cancelled"))
 
     # -- inside -----------------------------------------------------------------------------------------
+
+    def _remember_cancel(self, request_id: str, attempt: int) -> None:
+        self._cancelled[request_id] = max(attempt, self._cancelled.pop(request_id, attempt))
+        if len(self._cancelled) > MAX_REMEMBERED_CANCELS:
+            self._cancelled.popitem(last=False)
 
     def _close(self, attempt: _Attempt, over: AttemptOver) -> None:
         if attempt.closing is not None:

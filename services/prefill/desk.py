@@ -9,6 +9,7 @@ blocks and grows chunk by chunk. It ends once, for whichever reason comes first;
 give the blocks back, and the router hears ``AttemptOver`` exactly once, when nothing of the attempt is left.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -32,6 +33,7 @@ from weir.transfer.ticket import BlockRef, Ticket
 
 MAX_ATTEMPTS = 1 << 14
 MAX_NEWS = 1 << 16
+MAX_REMEMBERED_CANCELS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,7 @@ class PrefillDesk:
         self._attempts: dict[RequestKey, _Attempt] = {}
         self._by_request: dict[str, dict[int, _Attempt]] = {}
         self._by_lease: dict[int, RequestKey] = {}
+        self._cancelled: OrderedDict[str, int] = OrderedDict()
         self._sessions: dict[str, _Session] = {}
         self._orders: list[Order] = []
 
@@ -210,11 +213,15 @@ class PrefillDesk:
         key = request.key
         if any(known >= key.attempt for known in self._by_request.get(key.request_id, ())):
             return
+        if self._cancelled.get(key.request_id, -1) >= key.attempt:
+            self._tell(session, AttemptOver(key, "CANCELLED", "cancelled before it began"))
+            return
         if len(self._attempts) >= self._max_attempts:
             error = ResourceExhausted(f"{len(self._attempts)} attempts are here, the limit is {self._max_attempts}")
             self._tell(session, _over(key, error))
             return
-        self.cancel(key.request_id, key.attempt - 1, "a newer attempt began")
+        if key.attempt > 0:
+            self.cancel(key.request_id, key.attempt - 1, "a newer attempt began")
         lease_s = min(lease_s or self._max_lease_s, self._max_lease_s)
         attempt = _Attempt(request, session, lease_s, deadline_unix_s)
         self._attempts[key] = attempt
@@ -227,7 +234,10 @@ class PrefillDesk:
             self._tell(session, _over(key, error))
 
     def cancel(self, request_id: str, attempt: int, reason: str = "") -> None:
-        """Stop this attempt and older ones. Harmless if they are over."""
+        """Stop this attempt and older ones, also such as come later: cancels travel on more than one way and may
+        overtake what they stop. Harmless if they are over.
+        """
+        self._remember_cancel(request_id, attempt)
         message = reason or "cancelled"
         mine = self._by_request.get(request_id, {})
         for one in [one for number, one in mine.items() if number <= attempt]:
@@ -370,6 +380,11 @@ class PrefillDesk:
             self._forget(attempt, AttemptOver(attempt.key, "CANCELLED", "cancelled"))
 
     # -- inside -----------------------------------------------------------------------------------------
+
+    def _remember_cancel(self, request_id: str, attempt: int) -> None:
+        self._cancelled[request_id] = max(attempt, self._cancelled.pop(request_id, attempt))
+        if len(self._cancelled) > MAX_REMEMBERED_CANCELS:
+            self._cancelled.popitem(last=False)
 
     def _close(self, attempt: _Attempt, over: AttemptOver, lease_end: LeaseEnd) -> None:
         """Begin to end it. Held KV is given back at once; running work is stopped and its end awaited."""

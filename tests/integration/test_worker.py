@@ -19,6 +19,7 @@ from tests.integration.worker_rig import (
     begin_prefill,
     cancel,
     decode_session,
+    eventually,
     prefill_session,
     running_worker,
 )
@@ -26,6 +27,7 @@ from tests.unit.worker.pool_model import continuation
 from weir.errors import KvReadVoid
 from weir.events import subjects
 from weir.events.memory import MemoryBus
+from weir.ids import RequestKey
 from weir.lifecycle import Role
 from weir.rpc.channel import wait_ready
 from weir.rpc.v1 import common_pb2, decode_pb2, events_pb2, prefill_pb2, prefill_pb2_grpc, worker_pb2
@@ -259,11 +261,22 @@ async def test_an_older_attempt_is_ignored_and_a_newer_one_replaces(rig: Rig) ->
     await rig.pair.p.send(begin_prefill("r-1", prompt, attempt=2))
     await rig.pair.p.send(begin_prefill("r-1", prompt, attempt=1))
     await rig.pair.p.send(begin_prefill("r-1", prompt, attempt=3))
+    await eventually(lambda: RequestKey("r-1", 3) in rig.p.host.prefill.desk)
     rig.p.runner.gate.set()
     assert (await rig.pair.p.ended("r-1", 2)).code == "CANCELLED"
     first = await rig.pair.p.expect(lambda m: next(iter(m.first_tokens), None))
     assert first.attempt == 3
     await rig.pair.p.send(cancel(P, "r-1", 3))
+
+
+async def test_a_cancel_may_overtake_what_it_stops(rig: Rig) -> None:
+    await rig.pair.p.send(cancel(P, "r-1"))
+    await rig.pair.p.send(begin_prefill("r-1", lasting(30)))
+    over = await rig.pair.p.ended("r-1")
+    assert (over.code, over.message) == ("CANCELLED", "cancelled before it began")
+    await rig.pair.p.send(begin_prefill("r-1", lasting(30), attempt=2))
+    await rig.pair.p.expect(lambda m: [f for f in m.first_tokens if f.attempt == 2])
+    await rig.pair.p.send(cancel(P, "r-1", 2))
 
 
 # -- void reads ---------------------------------------------------------------------------------------------
@@ -440,5 +453,4 @@ async def test_drain_lets_running_work_end() -> None:
         over = await session.ended("r-1")
         assert over.code == "OK"
         assert "m" not in bench.events.records
-        await session.send(begin_decode("r-2", prompt, 20))
         await session.close()

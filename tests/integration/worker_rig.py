@@ -181,6 +181,13 @@ class Session:
             await asyncio.gather(self._reader, return_exceptions=True)
 
 
+async def eventually(true: Callable[[], bool]) -> None:
+    """Return when a condition on the state of this process holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
 async def prefill_session(worker: RemoteWorker, router_id: str = "router") -> Session:
     """A session with a worker's prefill side."""
     hello = prefill_pb2.PrefillServiceSessionRequest(hello=prefill_pb2.SessionHello(router_id=router_id))
