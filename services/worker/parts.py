@@ -39,6 +39,7 @@ class WorkerParts:
     """All that the services need of the model and its memory."""
 
     engine: Engine
+    runner: Runner
     blocks: BlockManager
     pool: KvPool
     fingerprint: Fingerprint
@@ -111,6 +112,7 @@ def assemble(
     engine = Engine(runner, Sampler(), blocks, pool.seal, engine_config, clock)
     return WorkerParts(
         engine=engine,
+        runner=runner,
         blocks=blocks,
         pool=pool,
         fingerprint=fingerprint,
