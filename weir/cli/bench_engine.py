@@ -81,10 +81,12 @@ def measure(folder: Path, clock: Clock) -> list[Figure]:
 
     from weir.engine.runner import ModelRunner
     from weir.models.build import load_model
+    from weir.models.memory import keep_freed_memory
 
     started = clock.monotonic_s()
     model = load_model(folder)
     load_s = clock.monotonic_s() - started
+    keep_freed_memory()
     config = model.config
     blocks = max(8 * CONTEXT_TOKENS, PREFILL_TOKENS) // BLOCK_SIZE
     shape = (blocks, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import importlib.metadata
 import socket
 import sys
@@ -19,8 +17,6 @@ from weir.client import AsyncClient
 from weir.errors import InternalError, Unavailable, WeirError
 from weir.events.nats_server import EmbeddedNats, find_nats_server
 from weir.rpc.v1 import kv_pb2
-
-PEER_TIMEOUT_S = 30.0
 
 
 async def run_doctor(console: Console, router: str | None) -> bool:
@@ -66,52 +62,13 @@ async def check_nats() -> str:
 
 async def check_read() -> str:
     """Read KV blocks of another process and prove them."""
-    from weir.cli import read_peer  # torch and nixl load only here
-    from weir.ids import WorkerKey
-    from weir.rpc.convert import descriptor_from_pb, ticket_from_pb
-    from weir.transfer.nixl import NixlTransfer
+    from weir.cli.read_peer import make_layout  # torch and nixl load only here
+    from weir.cli.read_probe import probe_reads
 
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "weir.cli.read_peer",
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        lines = await asyncio.wait_for(_two_lines(process), PEER_TIMEOUT_S)
-        peer = descriptor_from_pb(kv_pb2.PeerDescriptor.FromString(lines[0]))
-        ticket = ticket_from_pb(kv_pb2.KvTicket.FromString(lines[1]))
-        pool, expected = read_peer.make_pool(), read_peer.make_pool()
-        read_peer.fill(expected)
-        transfer = NixlTransfer(pool, WorkerKey("doctor-near", 1), read_peer.FINGERPRINT)
-        try:
-            await transfer.connect(peer)
-            pairs = [(ref, ref.block) for ref in ticket.blocks]
-            await transfer.read(ticket, pairs, timeout_s=10, notify=False)
-            report = await transfer.read(ticket, pairs, timeout_s=10, notify=False)
-        finally:
-            await transfer.close()
-        if not bool((pool.data == expected.data).all()):
-            raise InternalError("the read was proven but its bytes differ")
-    finally:
-        process.kill()
-        await process.wait()
-    rate = report.bytes / report.data_s / 1e9
-    return f"{report.bytes / 1e6:.1f} MB proven over {report.transport}, {rate:.1f} GB/s, {report.total_s * 1e3:.2f} ms"
-
-
-async def _two_lines(process: asyncio.subprocess.Process) -> list[bytes]:
-    assert process.stdout is not None
-    assert process.stderr is not None
-    lines: list[bytes] = []
-    while len(lines) < 2:
-        line = await process.stdout.readline()
-        if not line:
-            told = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
-            raise Unavailable(f"the far process ended: {told[-1] if told else 'no output'}")
-        try:
-            lines.append(base64.b64decode(line, validate=False))
-        except ValueError:
-            continue
-    return lines
+    reports = await probe_reads(make_layout(8, 4, 64), [16], repeats=3)
+    best = min(reports[0], key=lambda report: report.total_s)
+    rate = best.bytes / best.data_s / 1e9
+    return f"{best.bytes / 1e6:.1f} MB proven over {best.transport}, {rate:.1f} GB/s, {best.total_s * 1e3:.2f} ms"
 
 
 async def check_ports() -> str:

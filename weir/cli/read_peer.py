@@ -1,4 +1,6 @@
-"""The far side of the doctor's READ self-test: a process with a small pool of known bytes.
+"""The far side of a READ probe: a process with a pool of known bytes.
+
+    python -m weir.cli.read_peer LAYERS KV_HEADS HEAD_DIM BLOCKS
 
 Prints its descriptor and a ticket (base64 of their wire forms) and lives until its standard input ends.
 """
@@ -19,29 +21,36 @@ from weir.transfer.fingerprint import Fingerprint
 from weir.transfer.nixl import NixlTransfer
 from weir.transfer.ticket import BlockRef, Ticket
 
-BLOCKS = 16
 BLOCK_SIZE = 16
-LAYOUT = KvLayout(layers=8, kv_heads=4, head_dim=64, block_size=BLOCK_SIZE, dtype_bytes=4)
-FINGERPRINT = Fingerprint(
-    weights="self-test",
-    architecture="none",
-    dtype="float32",
-    kv_dtype="float32",
-    layers=LAYOUT.layers,
-    kv_heads=LAYOUT.kv_heads,
-    head_dim=LAYOUT.head_dim,
-    block_size=BLOCK_SIZE,
-    layout_version=LAYOUT_VERSION,
-    tokenizer="none",
-    adapter="",
-    rope="none",
-)
-LEASE_S = 60.0
+LEASE_S = 600.0
 
 
-def make_pool() -> KvPool:
-    """A pool of the self-test's size."""
-    return KvPool(LAYOUT, BLOCKS, torch.float32, torch.device("cpu"))
+def make_layout(layers: int, kv_heads: int, head_dim: int) -> KvLayout:
+    """A float32 layout with the probe's block size."""
+    return KvLayout(layers=layers, kv_heads=kv_heads, head_dim=head_dim, block_size=BLOCK_SIZE, dtype_bytes=4)
+
+
+def make_fingerprint(layout: KvLayout) -> Fingerprint:
+    """One that only probes share."""
+    return Fingerprint(
+        weights="probe",
+        architecture="none",
+        dtype="float32",
+        kv_dtype="float32",
+        layers=layout.layers,
+        kv_heads=layout.kv_heads,
+        head_dim=layout.head_dim,
+        block_size=layout.block_size,
+        layout_version=LAYOUT_VERSION,
+        tokenizer="none",
+        adapter="",
+        rope="none",
+    )
+
+
+def make_pool(layout: KvLayout, blocks: int) -> KvPool:
+    """A pool on the CPU."""
+    return KvPool(layout, blocks, torch.float32, torch.device("cpu"))
 
 
 def fill(pool: KvPool) -> None:
@@ -52,19 +61,22 @@ def fill(pool: KvPool) -> None:
 
 def main() -> None:
     """Serve reads until standard input ends."""
-    pool = make_pool()
+    layers, kv_heads, head_dim, blocks = map(int, sys.argv[1:5])
+    layout = make_layout(layers, kv_heads, head_dim)
+    fingerprint = make_fingerprint(layout)
+    pool = make_pool(layout, blocks)
     fill(pool)
-    pool.seal(range(BLOCKS))
-    worker = WorkerKey("doctor-far", 1)
-    transfer = NixlTransfer(pool, worker, FINGERPRINT)
+    pool.seal(range(blocks))
+    worker = WorkerKey("probe-far", 1)
+    transfer = NixlTransfer(pool, worker, fingerprint)
     ticket = Ticket(
-        key=RequestKey("r-doctor", 1),
+        key=RequestKey("r-probe", 1),
         lease_id=1,
         source=worker,
-        fingerprint_digest=FINGERPRINT.digest(),
+        fingerprint_digest=fingerprint.digest(),
         first_block=0,
-        blocks=tuple(BlockRef(block, pool.guard.generation(block)) for block in range(BLOCKS)),
-        num_tokens=BLOCKS * BLOCK_SIZE,
+        blocks=tuple(BlockRef(block, pool.guard.generation(block)) for block in range(blocks)),
+        num_tokens=blocks * BLOCK_SIZE,
         final=True,
         deadline_unix_s=SystemClock().unix_s() + LEASE_S,
     )
