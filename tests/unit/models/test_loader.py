@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.unit.models import zoo
-from tests.unit.models.driver import Sequence, generate, make_pool
+from tests.unit.models.driver import Sequence, generate, make_pool, step_batch
 from weir.errors import ModelError
 from weir.models.build import load_model, model_fingerprint_fields
 from weir.models.llama import Model
@@ -84,11 +84,10 @@ def test_half_precision_files_load_as_float32(tmp_path: Path, dtype: torch.dtype
     assert _greedy(load_model(tmp_path)) == zoo.greedy(reference.float(), PROMPT, 8)
 
 
-def test_bfloat16_runs_close_to_float32(folder: Path) -> None:
-    from tests.unit.models.driver import step_batch
-
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+def test_half_precision_runs_close_to_float32(folder: Path, half: str) -> None:
     logits = []
-    for dtype in ("float32", "bfloat16"):
+    for dtype in ("float32", half):
         model = load_model(folder, dtype=dtype)
         pool = make_pool(model, 2)
         sequence = Sequence(PROMPT, [1, 0])
