@@ -23,6 +23,7 @@ from weir.kvcache.prefix import PrefixIndex
 from weir.models.build import load_model, model_fingerprint_fields
 from weir.models.convert import convert_gguf, file_digest
 from weir.models.llama import Model
+from weir.models.memory import keep_freed_memory
 from weir.models.tokenizer import Tokenizer
 from weir.transfer.fingerprint import Fingerprint
 
@@ -55,6 +56,7 @@ def build_parts(config: WorkerConfig, clock: Clock) -> WorkerParts:
     folder = model_folder(config.model_path)
     tokenizer = Tokenizer.load(folder)
     model = load_model(folder, dtype=_dtype_name(config), device=config.device)
+    keep_freed_memory()
     block_size = config.block_size or (CPU_BLOCK_SIZE if config.device == "cpu" else GPU_BLOCK_SIZE)
     layout = KvLayout(
         layers=model.config.num_layers,
