@@ -7,11 +7,15 @@ repetition, frequency and presence penalties; then temperature, top-k, min-p, to
 import math
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from weir.engine.output import TokenLogprobs
+from weir.engine.randomness import exponentials, random_bits
 from weir.engine.sampling import SamplingParams
 from weir.engine.sequence import Sequence
+
+_COLDEST = 1e-30  # float32 can hold it; 0 / 0 would leave nothing to draw
 
 
 class PenaltyState:
@@ -87,28 +91,32 @@ def _penalise(row: torch.Tensor, sequence: Sequence) -> None:
     row[ids] = seen
 
 
-def pick(row: torch.Tensor, params: SamplingParams, draw: float) -> int | None:
-    """The token at ``draw`` in [0, 1) of the distribution's inverse CDF over kept tokens in id order.
+def pick(row: torch.Tensor, params: SamplingParams, position: int) -> int | None:
+    """The token drawn from the row's distribution by the randomness of (``params.seed``, ``position``).
 
-    Needs temperature > 0. Tokens exactly as likely as the last kept one are kept too, by top-k and by top-p,
-    so that the result never depends on how ties are sorted. None if the logits are not finite.
+    Needs temperature > 0 and a seed. Tokens exactly as likely as the last kept one are kept too, by top-k and
+    by top-p, so that the result never depends on how ties are sorted. None if the logits are not finite.
     """
+    assert params.seed is not None
     largest = float(row.max())
     if not math.isfinite(largest):
         return None
+    bits = random_bits(params.seed, position, row.numel())
     ids: torch.Tensor | None = None
     if 0 < params.top_k < row.numel():
         ids = _top_k(row, params.top_k)
         row = row[ids]
-    weights = row.sub(largest).div_(params.temperature).exp_()  # the largest is 1: min_p compares directly
+    temperature = max(params.temperature, _COLDEST)
+    weights = row.sub(largest).div_(temperature).exp_()  # the largest is 1: min_p compares directly
     if params.min_p > 0.0:
         weights.masked_fill_(weights < params.min_p, 0.0)
     if params.top_p < 1.0:
         kept = _top_p(weights, params.top_p)
         ids = kept if ids is None else ids[kept]
         weights = weights[kept]
-    index = _inverse_cdf(weights, draw)
-    return index if ids is None else int(ids[index])
+    if ids is None:
+        return _first_to_arrive(weights, bits)
+    return int(ids[_first_to_arrive(weights, bits.take(ids.cpu().numpy()))])
 
 
 def _top_k(row: torch.Tensor, top_k: int) -> torch.Tensor:
@@ -141,15 +149,18 @@ def _sorted_descending(values: torch.Tensor) -> torch.Tensor:
     return values.sort(descending=True).values
 
 
-def _inverse_cdf(weights: torch.Tensor, draw: float) -> int:
-    cdf = torch.cumsum(weights, 0, dtype=torch.float64)
-    total = float(cdf[-1])
-    assert total >= 1.0, "the largest weight is 1"
-    # To the right of equal values: a token of weight 0 is never the first above the target.
-    index = int(torch.searchsorted(cdf, draw * total, right=True))
-    if index == cdf.numel():  # draw * total was rounded up to total
-        index = int(torch.searchsorted(cdf, total))
-    return index
+def _first_to_arrive(weights: torch.Tensor, bits: npt.NDArray[np.uint32]) -> int:
+    """Index drawn with probability in proportion to ``weights``, whose largest is 1.
+
+    The exponential race, the Gumbel-max draw without its second logarithm: index i arrives after
+    exponential / weight. Each has its own randomness, so a rounding error in the weights changes the winner
+    only where the first two arrive that close together, whatever the shape of the distribution. Weight 0
+    never wins: the largest arrives.
+    """
+    times = torch.from_numpy(exponentials(bits))
+    if weights.device.type == "cpu":  # numpy's argmax is ten times as fast as torch's here
+        return int(weights.div_(times).numpy().argmax())
+    return int(weights.div_(times.to(weights.device)).argmax())
 
 
 def log_probabilities(row: torch.Tensor, token: int, top: int) -> TokenLogprobs:

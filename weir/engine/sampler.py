@@ -7,7 +7,6 @@ import torch
 
 from weir.engine.logits import is_plain_greedy, log_probabilities, pick, process
 from weir.engine.output import TokenLogprobs
-from weir.engine.randomness import uniform
 from weir.engine.sequence import Sequence
 
 INVALID_TOKEN = -1
@@ -46,7 +45,7 @@ class Sampler:
         if params.greedy:
             return _largest(row.unsqueeze(0))[0]
         assert params.seed is not None, sequence.key
-        token = pick(row, params, uniform(params.seed, sequence.num_generated))
+        token = pick(row, params, sequence.num_generated)
         return INVALID_TOKEN if token is None else token
 
 

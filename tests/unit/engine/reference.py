@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from weir.engine.randomness import uniform
+from weir.engine.randomness import random_bits
 from weir.engine.request import EngineRequest
 from weir.engine.sampling import SamplingParams
 
@@ -60,9 +60,14 @@ def choose(row: Row, prompt: list[int], generated: list[int], request: EngineReq
     if params.greedy:
         return int(np.argmax(row))
     assert params.seed is not None
-    cdf = np.cumsum(distribution(row, params))
-    draw = uniform(params.seed, len(generated)) * cdf[-1]
-    return int(np.argmax(cdf > draw))
+    return gumbel_max(distribution(row, params), params.seed, len(generated))
+
+
+def gumbel_max(probabilities: npt.NDArray[np.float64], seed: int, position: int) -> int:
+    """The token with the largest log-probability plus Gumbel noise; float64."""
+    u = (random_bits(seed, position, len(probabilities)).astype(np.float64) + 0.5) / 2.0**32
+    with np.errstate(divide="ignore"):
+        return int(np.argmax(np.log(probabilities) - np.log(-np.log(u))))
 
 
 def generate(model: Callable[[list[int]], Row], request: EngineRequest) -> list[int]:

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -78,30 +79,90 @@ def test_a_row_does_not_depend_on_the_batch_around_it() -> None:
     assert backwards[::-1] == alone
 
 
-def test_the_inverse_cdf_is_exact_over_a_grid_of_draws() -> None:
-    """Of n evenly spaced draws each token gets its probability times n, give or take one."""
-    row, params, n = make_row(1), PARAMS["all_filters"], 2000
-    counts = np.zeros(VOCAB)
-    for i in range(n):
-        token = pick(row, params, (i + 0.5) / n)
-        assert token is not None
-        counts[token] += 1
-    assert np.abs(counts - distribution(row.numpy(), params) * n).max() <= 1.0
+@pytest.mark.parametrize("name", ["plain", "cold", "hot", "top_k", "top_p", "min_p", "all_filters"])
+def test_tokens_come_as_often_as_their_probability_says(name: str) -> None:
+    row, params, n = make_row(1), PARAMS[name], 5000
+    tokens = [pick(row, params, position) for position in range(n)]
+    counts = np.bincount(np.array(tokens, dtype=np.int64), minlength=VOCAB)
+    expected_counts = distribution(row.numpy(), params) * n
+    assert counts[expected_counts == 0].sum() == 0
+    rare = expected_counts < 5
+    observed = np.append(counts[~rare], counts[rare].sum())
+    wanted = np.append(expected_counts[~rare], expected_counts[rare].sum() + 1e-9)
+    chi_square, freedom = float(((observed - wanted) ** 2 / wanted).sum()), len(wanted) - 1
+    assert chi_square < freedom + 4 * math.sqrt(2 * freedom) + 1e-3
 
 
-def test_draws_at_the_ends_give_tokens_that_can_be_drawn() -> None:
+def test_tokens_of_neighbouring_positions_are_independent() -> None:
+    row, params, n = torch.zeros(5), SamplingParams(temperature=1.0, seed=11), 10_000
+    tokens = np.array([pick(row, params, position) for position in range(n + 1)])
+    pairs = np.bincount(tokens[:-1] * 5 + tokens[1:], minlength=25)
+    assert float(((pairs - n / 25) ** 2 / (n / 25)).sum()) < 51.2  # 24 degrees of freedom, p = 0.001
+
+
+def test_drawn_tokens_are_pinned() -> None:
+    row = torch.arange(1000, dtype=torch.float32).remainder(13)
+    params = SamplingParams(temperature=1.5, seed=42)
+    assert [pick(row, params, position) for position in range(8)] == [805, 701, 51, 64, 987, 943, 207, 467]
+
+
+def test_filters_do_not_shift_the_noise() -> None:
+    """A token that wins among all wins among any that hold it."""
+    row, filtered = make_row(4), SamplingParams(temperature=1.0, top_k=9, top_p=0.9, min_p=0.01, seed=1)
+    kept = np.flatnonzero(distribution(row.numpy(), filtered))
+    same = 0
+    for position in range(300):
+        token = pick(row, PARAMS["plain"], position)
+        if token in kept:
+            assert pick(row, filtered, position) == token
+            same += 1
+    assert 200 < same < 300
+
+
+def inverse_cdf(row: npt.NDArray[np.float32], draw: float) -> int:
+    cdf = np.cumsum(np.exp(row - row.max()), dtype=np.float64)
+    return int(np.searchsorted(cdf, draw * cdf[-1]))
+
+
+@pytest.mark.parametrize("coherent", [False, True])
+def test_rounding_in_the_logits_does_not_change_tokens_of_flat_rows(coherent: bool) -> None:
+    """As between matrix products of different shapes. An inverse CDF gathers coherent errors over all tokens."""
+    vocab = 49_152
+    rng = np.random.default_rng(2024)
+    wave = np.sin(np.arange(vocab) * (2 * math.pi / vocab)).astype(np.float32)
+    params = SamplingParams(temperature=1.0, seed=77)
+    changed_by_inverse_cdf = 0
+    for position in range(200):
+        row = (rng.standard_normal(vocab) * 0.3 + 5).astype(np.float32)
+        noise = wave if coherent else rng.standard_normal(vocab, dtype=np.float32)
+        other = (row + row * noise * np.float32(1e-6)).astype(np.float32)
+        draw = rng.random()
+        assert not np.array_equal(other, row)
+        token = pick(torch.from_numpy(row), params, position)
+        assert pick(torch.from_numpy(other), params, position) == token, position
+        changed_by_inverse_cdf += inverse_cdf(row, draw) != inverse_cdf(other, draw)
+    assert not coherent or changed_by_inverse_cdf > 0, "the test must be able to see what it guards against"
+
+
+def test_tokens_of_no_weight_are_never_drawn() -> None:
     row = torch.full((10,), -math.inf)
     row[3], row[6] = 1.0, 2.0
-    params = SamplingParams(temperature=1.0, seed=1)
-    assert pick(row, params, 0.0) == 3
-    assert pick(row, params, 1.0 - 2.0**-53) == 6
-    assert pick(row, SamplingParams(temperature=1e-30, seed=1), 0.0) == 6
+    assert {pick(row, SamplingParams(temperature=1.0, seed=1), position) for position in range(200)} == {3, 6}
+    row[0], row[9] = -200.0, -90.0
+    assert {pick(row, SamplingParams(temperature=1.0, seed=1), position) for position in range(200)} == {3, 6}
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-46, 1e-300])
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_the_coldest_temperatures_take_the_largest(temperature: float, top_p: float) -> None:
+    params = SamplingParams(temperature=temperature, top_p=top_p, seed=1)
+    assert {pick(make_row(5), params, position) for position in range(50)} == {int(make_row(5).argmax())}
 
 
 def test_ties_at_the_edge_of_top_k_and_top_p_are_all_kept() -> None:
     row = torch.tensor([0.0, 2.0, 1.0, 1.0, 1.0, 0.0])
     for params in (SamplingParams(top_k=2, seed=1), SamplingParams(top_p=0.5, seed=1)):
-        kept = {pick(row, params, i / 200) for i in range(200)}
+        kept = {pick(row, params, position) for position in range(200)}
         assert kept == {1, 2, 3, 4}
 
 
