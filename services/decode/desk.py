@@ -197,6 +197,11 @@ class DecodeDesk:
         """Attempts that are over but whose reads are still under way."""
         return len(self._landing)
 
+    def context_to_compute(self, key: RequestKey) -> int:
+        """Context tokens of an attempt that is prefilled here; 0 for any other."""
+        attempt = self._attempts.get(key)
+        return attempt.request.context_len if attempt is not None and attempt.request.mode is Mode.LOCAL else 0
+
     def take_orders(self) -> list[Order]:
         """What is to be done, in order; each is handed out once."""
         orders, self._orders = self._orders, []

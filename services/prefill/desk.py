@@ -163,6 +163,11 @@ class PrefillDesk:
     def __contains__(self, key: RequestKey) -> bool:
         return key in self._attempts
 
+    def context_to_compute(self, key: RequestKey) -> int:
+        """Context tokens of an attempt that is prefilled here; 0 for any other."""
+        attempt = self._attempts.get(key)
+        return attempt.request.context_len if attempt is not None else 0
+
     def take_orders(self) -> list[Order]:
         """What the engine shall do, in order; each is handed out once."""
         orders, self._orders = self._orders, []

@@ -87,7 +87,7 @@ class WorkerHost:
         self.address = ""
         self.started_unix_s = clock.unix_s()
         self.transports: dict[str, str] = {}
-        self.load = LoadTracker(parts.engine.load())
+        self.load = LoadTracker(parts.engine.load(), self._context_to_compute)
         self._on_fault = on_fault
         self._load_sequence = 0
         self._leases_expected = False
@@ -313,7 +313,7 @@ class WorkerHost:
             sequence=self._load_sequence,
             running=engine.running,
             waiting=engine.waiting,
-            pending_prefill_tokens=engine.waiting_tokens,
+            pending_prefill_tokens=self.load.pending_prefill_tokens,
             blocks=convert.block_counts_to_pb({state.value: count for state, count in engine.blocks.items()}),
             open_leases=self.prefill.desk.leases.open_count,
             outstanding_reads=self.edges.transfer.outstanding(),
@@ -372,6 +372,9 @@ class WorkerHost:
         self.decode.on_events(output.events)
         self._observe(output.load)
         self.announcer.load_changed()
+
+    def _context_to_compute(self, key: RequestKey) -> int:
+        return self.prefill.desk.context_to_compute(key) or self.decode.desk.context_to_compute(key)
 
     def _on_crash(self, error: WeirError) -> None:
         _log.critical("the engine is gone: %s", error)
