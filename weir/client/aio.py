@@ -85,8 +85,8 @@ class AsyncClient:
     async def state(self) -> router_pb2.GetRouterStateResponse:
         """The router's own state."""
         try:
-            request = router_pb2.GetRouterStateRequest()
-            answer: router_pb2.GetRouterStateResponse = await self._stub.GetRouterState(request, metadata=self._metadata)
+            call = self._stub.GetRouterState(router_pb2.GetRouterStateRequest(), metadata=self._metadata)
+            answer: router_pb2.GetRouterStateResponse = await call
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
         return answer
