@@ -81,7 +81,8 @@ async def test_split_equals_mixed(pair: Cluster, mixed: Cluster, sampling: dict[
 
 async def test_blocking_client_streams_and_reports(pair: Cluster) -> None:
     def ask() -> tuple[str, list[int], Final | None]:
-        text, ids, final = "", [], None
+        text, final = "", None
+        ids: list[int] = []
         with Client(pair.router_address) as client:
             for event in client.chat(QUESTION, temperature=0, max_tokens=12):
                 if isinstance(event, Delta):
@@ -149,26 +150,28 @@ async def test_bad_input_is_named(pair: Cluster, field: str, prompt: Any, option
 
 
 async def test_openai_client(pair: Cluster) -> None:
+    create: Any
     client = openai.AsyncOpenAI(base_url=f"http://{pair.http_address}/v1", api_key="none", max_retries=0)
     async with client:
+        create = client.chat.completions.create
         assert [m.id for m in (await client.models.list()).data] == [MODEL_NAME]
-        whole = await client.chat.completions.create(
+        whole = await create(
             model=MODEL_NAME,
             messages=QUESTION,
             temperature=0,
-            max_tokens=64,  # type: ignore[arg-type]
+            max_tokens=64,
         )
         assert whole.choices[0].message.content == ANSWER
         assert whole.choices[0].finish_reason == "stop"
         assert whole.usage is not None
         assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (17, len(ANSWER_IDS))
         text = ""
-        stream = await client.chat.completions.create(
+        stream = await create(
             model=MODEL_NAME,
             messages=QUESTION,
             temperature=0,
             max_tokens=64,
-            stream=True,  # type: ignore[arg-type]
+            stream=True,
         )
         async for chunk in stream:
             text += chunk.choices[0].delta.content or ""
