@@ -1,0 +1,274 @@
+"""One schedule: the cluster of a plan under virtual time, from its start until nothing is left to happen."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+from dataclasses import dataclass
+from random import Random
+
+from tests.simulation.broker import Broker
+from tests.simulation.checks import Checks
+from tests.simulation.clients import Client
+from tests.simulation.fabric import FabricFaults
+from tests.simulation.history import History
+from tests.simulation.network import Network
+from tests.simulation.nodes import ControllerNode, Node, RouterNode, WorkerNode
+from tests.simulation.plan import Fault, Plan
+from tests.simulation.virtual_time import VirtualLoop
+from weir.config import LimitsConfig, RouterConfig, WorkerConfig
+from weir.lifecycle import Role
+from weir.transfer.local import LocalFabric
+
+SETTLE_S = 12.0
+"""After the last fault is mended and the last request begun: everything must have ended within this."""
+CONTROLLER = "controller"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a schedule went. ``failures`` is empty when every check held."""
+
+    plan: Plan
+    failures: tuple[str, ...]
+    digest: str
+    history: tuple[str, ...]
+    virtual_s: float
+    turns: int
+    counts: dict[str, int]
+
+
+class World:
+    """Everything of one schedule."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.loop = VirtualLoop()
+        self.history = History(self.loop.time)
+        self.network = Network(
+            self.loop, self._random("network"), self.history, spikes=plan.spikes, keepalive_s=plan.keepalive_s
+        )
+        self.broker = Broker(
+            self.network,
+            self._random("broker"),
+            loss=plan.bus_loss,
+            repeat=plan.bus_repeat,
+            disorder_s=plan.bus_disorder_s,
+        )
+        self.fabric_faults = FabricFaults(
+            self._random("fabric"),
+            slow=plan.slow_reads,
+            slow_s=plan.slow_read_s,
+            flip=plan.flips,
+            lost=plan.lost_completions,
+        )
+        self.fabric = LocalFabric(self.fabric_faults.faults())
+        self.checks = Checks(self)
+        self.workers = {spec.name: WorkerNode(self, spec.name, _worker_config(plan, index)) for index, spec in enumerate(plan.workers)}
+        self.routers = [
+            RouterNode(self, f"router{number}", _router_config(plan, number), LimitsConfig()) for number in range(plan.routers)
+        ]
+        self.controller = ControllerNode(self, CONTROLLER)
+        self.clients = [Client(self, spec) for spec in plan.requests]
+        self._mending = 0
+
+    def _random(self, part: str) -> Random:
+        return Random(f"{self.plan.seed}/{part}")
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        """Every process by its host."""
+        nodes: dict[str, Node] = {**self.workers, CONTROLLER: self.controller}
+        return nodes | {node.host: node for node in self.routers}
+
+    # -- the run ----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """From start to quiescence; what is wrong is in ``checks.failures``."""
+        for node in self.nodes.values():
+            node.start()
+        for client in self.clients:
+            self.network.later(client.spec.at_s, client.begin)
+        for fault in self.plan.faults:
+            self.network.later(fault.at_s, self._strike, fault)
+        ends_s = max([fault.at_s + fault.for_s for fault in self.plan.faults], default=0.0)
+        begun_s = max(client.spec.at_s for client in self.clients)
+        await asyncio.sleep(max(ends_s, begun_s) + 0.001)
+        await self._mend()
+        self.checks.mended_s = self.loop.time()
+        until_s = self.loop.time() + SETTLE_S
+        while self.loop.time() < until_s and not all(client.over for client in self.clients):
+            await asyncio.sleep(0.25)
+        await asyncio.sleep(self._rest_s())
+        self.checks.at_the_end()
+
+    def _rest_s(self) -> float:
+        """Time for what requests have left behind: graces, leases and reads end by themselves."""
+        plan = self.plan
+        return max(plan.session_grace_s + 1.0, plan.read_timeout_s + 1.0, min(plan.lease_s, 5.0) + 0.5)
+
+    async def _mend(self) -> None:
+        """Everything is there again and as it was planned."""
+        self.network.heal_all()
+        if not self.broker.up:
+            self.broker.set_up(True)
+        self.broker.changed()
+        for node in self.nodes.values():
+            node.resume()
+            node.start()
+        while not all(node.ready for node in self.nodes.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    # -- faults -----------------------------------------------------------------------------------------
+
+    def _strike(self, fault: Fault) -> None:
+        self.history.note("world", f"{fault}")
+        node = self.nodes.get(fault.who)
+        if fault.what in ("kill", "unplug"):
+            assert node is not None
+            node.crash(fault.what == "unplug")
+            self.network.later(fault.for_s, node.start)
+        elif fault.what == "pause":
+            assert node is not None
+            node.pause()
+            self.network.later(fault.for_s, node.resume)
+        elif fault.what == "reset":
+            self.network.reset(fault.who, fault.other)
+        elif fault.what in ("cut", "isolate"):
+            self._cut(fault)
+        elif fault.what == "broker down":
+            self.broker.set_up(False)
+            self.network.later(fault.for_s, self.broker.set_up, True)
+        else:
+            assert fault.what == "flip", fault
+            home = next(spec.role for spec in self.plan.workers if spec.name == fault.who)
+            self._flip(fault.who, Role(fault.other))
+            self.network.later(fault.for_s, self._flip, fault.who, home)
+
+    def _cut(self, fault: Fault) -> None:
+        others = [fault.other]
+        if fault.what == "isolate":
+            others = [host for host in [*self.plan.hosts, "nats", CONTROLLER] if host != fault.who]
+        for other in others:
+            self.network.cut(fault.who, other)
+        self.broker.changed()
+        self.network.later(fault.for_s, self._heal, fault.who, others)
+
+    def _heal(self, who: str, others: list[str]) -> None:
+        for other in others:
+            self.network.heal(who, other)
+        self.broker.changed()
+
+    def _flip(self, worker: str, role: Role) -> None:
+        controller = self.controller
+        if controller.process is not None and controller.servicer is not None:
+            controller.process.spawn(self._set_role(worker, role))
+
+    async def _set_role(self, worker: str, role: Role) -> None:
+        from weir.errors import WeirError
+        from weir.rpc.convert import role_to_pb
+        from weir.rpc.v1 import controller_pb2
+
+        assert self.controller.servicer is not None
+        request = controller_pb2.SetWorkerRoleRequest(worker_id=worker, role=role_to_pb(role), drain_timeout_ms=500)
+        try:
+            answer = await self.controller.servicer.SetWorkerRole(request, None)  # type: ignore[arg-type]
+            self.history.note("controller", f"{worker} is {role.value} now, epoch {answer.role_epoch}")
+        except WeirError as error:
+            self.history.note("controller", f"{worker} does not become {role.value}: {error}")
+
+
+def _worker_config(plan: Plan, index: int) -> WorkerConfig:
+    spec = plan.workers[index]
+    return WorkerConfig(
+        role=spec.role,
+        num_blocks=spec.num_blocks,
+        max_batch_tokens=spec.max_batch_tokens,
+        max_running=spec.max_running,
+        max_waiting=spec.max_waiting,
+        transfer="local",
+        checksums=plan.checksums,
+        lease_s=plan.lease_s,
+        read_timeout_s=plan.read_timeout_s,
+        session_grace_s=plan.session_grace_s,
+        role_drain_timeout_s=1.0,
+    )
+
+
+def _router_config(plan: Plan, number: int) -> RouterConfig:
+    return RouterConfig(
+        router_id=f"router{number}",
+        queue_timeout_s=8.0,
+        lease_s=plan.lease_s,
+        worker_connect_timeout_s=1.0,
+        max_attempts=5,
+    )
+
+
+class _LogWatch(logging.Handler):
+    """What production code logs as an error is a failure of the schedule."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.INFO)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        self._world.history.note("log", f"{record.name.rsplit('.', 1)[-1]}: {text}")
+        if record.levelno >= logging.ERROR:
+            error = record.exc_info[1] if record.exc_info else None
+            self._world.checks.fail("log", f"{text} ({type(error).__name__}: {error})" if error else text)
+
+
+def run_plan(plan: Plan) -> Outcome:
+    """Run a schedule to its end."""
+    collecting = gc.isenabled()
+    gc.disable()  # finalizers would run in the midst of a schedule, at moments that differ between runs
+    world = World(plan)
+    watch, logger = _LogWatch(world), logging.getLogger("weir")
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(watch)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        asyncio.set_event_loop(world.loop)
+        try:
+            world.loop.run_until_complete(world.run())
+        except AssertionError as error:
+            world.checks.fail("end", f"{type(error).__name__}: {error}")
+        world.checks.loop_faults()
+        checks = world.checks
+        return Outcome(
+            plan,
+            tuple(checks.failures),
+            world.history.digest(),
+            tuple(world.history.lines),
+            world.loop.time(),
+            world.loop.turns,
+            dict(checks.counts),
+        )
+    finally:
+        logger.removeHandler(watch)
+        logger.setLevel(level)
+        logger.propagate = propagate
+        _dispose(world)
+        if collecting:
+            gc.enable()
+
+
+def _dispose(world: World) -> None:
+    """Let go of tasks that never end. Their ``finally`` blocks run here, for nobody, and may complain."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    logging.disable()
+    try:
+        world.loop.dispose()
+        asyncio.set_event_loop(None)
+        world.clients.clear()
+        world.workers.clear()
+        world.routers.clear()
+        gc.collect()
+    finally:
+        logging.disable(logging.NOTSET)
+        sys.unraisablehook = hook
