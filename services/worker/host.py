@@ -51,6 +51,8 @@ _log = logging.getLogger(__name__)
 
 MAX_IDLE_CHECK_BLOCKS = 1 << 14
 END_GRACE_S = 5.0
+PEER_GRACE_S = 3.0
+"""A worker that left the registry is held for dead after this: a registry that restarts empty is no massacre."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class WorkerHost:
         self._load_sequence = 0
         self._leases_expected = False
         self._exported: dict[str, int] = {}
+        self._gone: dict[WorkerKey, asyncio.TimerHandle] = {}
+        self._loop = asyncio.get_running_loop()
         self.step_loop = step_loop(
             parts.engine,
             clock,
@@ -211,6 +215,8 @@ class WorkerHost:
     async def close(self) -> None:
         """End everything at once; nothing of the worker is left. Idempotent."""
         await self.announcer.stop()
+        for timer in self._gone.values():
+            timer.cancel()
         await self.decode.close()
         self.prefill.close()
         if self._listening is not None:
@@ -397,6 +403,16 @@ class WorkerHost:
         self.prefill.completed(Completion(lease_id, key))
 
     def _on_peer_gone(self, worker: WorkerKey) -> None:
+        timer = self._gone.pop(worker, None)
+        if timer is not None:
+            timer.cancel()
+        self._gone[worker] = self._loop.call_later(PEER_GRACE_S, self._drop_peer, worker)
+
+    def _drop_peer(self, worker: WorkerKey) -> None:
+        del self._gone[worker]
+        record = self.edges.registry.snapshot().get(worker.worker_id)
+        if record is not None and record.incarnation == worker.incarnation:
+            return
         self.decode.peer_gone(worker)
         if self.transports.pop(worker.worker_id, None) is not None:
             self.metrics.forget_peer(worker.worker_id)

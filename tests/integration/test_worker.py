@@ -31,6 +31,7 @@ from weir.ids import RequestKey
 from weir.lifecycle import Role
 from weir.rpc.channel import wait_ready
 from weir.rpc.v1 import common_pb2, decode_pb2, events_pb2, prefill_pb2, prefill_pb2_grpc, worker_pb2
+from weir.services.worker import host
 from weir.transfer.local import Faults
 from weir.transfer.ticket import Ticket
 
@@ -425,6 +426,26 @@ async def test_two_routers_do_not_disturb_each_other(rig: Rig) -> None:
     assert await rig.pair.tokens("r-1") == continuation(prompt, 8)
     assert all(e.request_id == "r-2" for m in other.seen for e in m.started)
     await other.close()
+
+
+async def test_a_peer_that_left_is_dropped_unless_it_comes_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "PEER_GRACE_S", 0.02)
+    prompt = lasting(12)
+    await rig.pair.begin("r-1", prompt)
+    await rig.pair.tokens("r-1")
+    peer = rig.p.host.key
+    registry = rig.p.host.edges.registry
+    # The registry lost its records, and the worker renews its own: nothing happens.
+    await registry.delete("p", peer.incarnation)
+    await registry.put(rig.p.host.record())
+    await eventually(lambda: peer not in rig.d.host._gone)
+    assert peer in rig.d.host.decode._peers
+    await rig.p.host.announcer.stop()
+    await eventually(lambda: peer not in rig.d.host.decode._peers)
+    assert dict((await rig.d.state()).transports) == {}
+    # Out of the registry, but its memory is still there: a request that names it is served.
+    await rig.pair.begin("r-2", lasting(30))
+    assert await rig.pair.tokens("r-2") == continuation(lasting(30), 8)
 
 
 async def test_a_dead_step_thread_ends_everything() -> None:
