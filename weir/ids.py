@@ -17,9 +17,12 @@ RequestId = str
 WorkerId = str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class RequestKey:
-    """One attempt of one request; everything about an older attempt of the same request is ignored."""
+    """One attempt of one request; everything about an older attempt of the same request is ignored.
+
+    Ordered, so that heaps of (moment, key) take two keys of one moment.
+    """
 
     request_id: RequestId
     attempt: int

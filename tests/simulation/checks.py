@@ -130,6 +130,9 @@ class Checks:
 
     def _error(self, client: Client) -> None:
         error, spec = client.error, client.spec
+        if error is None and client.left_s is not None:
+            self.counts["left"] += 1  # it had ended when the client left; nobody reads the end
+            return
         assert isinstance(error, WeirError), error
         self.counts[error.code] += 1
         allowed = set()

@@ -112,6 +112,7 @@ class World:
     async def _mend(self) -> None:
         """Everything is there again and as it was planned."""
         self.network.heal_all()
+        self.fabric_faults.slow = self.fabric_faults.flip = 0.0
         if not self.broker.up:
             self.broker.set_up(True)
         self.broker.changed()

@@ -451,6 +451,15 @@ def test_an_engine_is_made_of_its_parts_only() -> None:
     assert Preempted not in {type(event) for event in engine.step().events}
 
 
+def test_two_requests_may_have_the_same_deadline() -> None:
+    harness = Harness()
+    first = harness.add(make_request("b", make_prompt(5), deadline_s=1.0))
+    second = harness.add(make_request("a", make_prompt(5, seed=1), deadline_s=1.0))
+    harness.run()
+    assert harness.seen[first].finished is not None
+    assert harness.seen[second].finished is not None
+
+
 def test_deadlines_of_finished_requests_do_not_pile_up() -> None:
     harness = Harness(block_size=BLOCK)
     one = SamplingParams(max_tokens=1, temperature=0.0)
