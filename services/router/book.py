@@ -99,7 +99,7 @@ class RequestBook:
         self._limits = limits
         self._budget = budget
         self._random = random
-        self._ledger = Ledger()
+        self._ledger = Ledger(fleet)
         self._entries = self._ledger.entries
         self._timers = Timers(self._entries)
         self._placing = Placing(self._ledger, self._timers, fleet, policy, limits.lease_s)
@@ -237,6 +237,7 @@ class RequestBook:
             what = f"first token has index {news.index}, not {len(entry.generated)}"
             self._fault(entry, worker, what, now_s)
             return
+        self._fleet.settle(worker, request_id)
         entry.first_token = news.message
         entry.prefill_cached_tokens = news.cached_tokens
         if not entry.generated:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +77,7 @@ class WorkerView:
         """Grows with every dispatch in the fleet: the smallest is the least recently used."""
         self.refuses_prefill_until_s = 0.0
         self.refuses_decode_until_s = 0.0
-        self._noted: deque[tuple[float, int, int, int]] = deque()
+        self._noted: dict[str, tuple[float, int, int, int]] = {}
         self._tokens_noted = 0
         self._decodes_noted = 0
         self._blocks_noted = 0
@@ -119,29 +118,42 @@ class WorkerView:
         size = self.info.block_size
         return -(-tokens // size) if size else 0
 
-    def note(self, now_s: float, tokens: int, decodes: int, blocks: int) -> None:
-        """Count work sent until a report can contain it."""
+    def note(self, request_id: str, now_s: float, tokens: int, decodes: int, blocks: int) -> None:
+        """Count work sent until a report can contain it, or until it is over (``settle``)."""
         if len(self._noted) >= MAX_NOTED:
-            self._forget_oldest()
-        self._noted.append((now_s, tokens, decodes, blocks))
+            self.settle(next(iter(self._noted)))
+        self.settle(request_id)
+        self._noted[request_id] = (now_s, tokens, decodes, blocks)
         self._tokens_noted += tokens
         self._decodes_noted += decodes
         self._blocks_noted += blocks
+
+    def settle(self, request_id: str) -> None:
+        """The work sent for this request is done, or will not be done."""
+        noted = self._noted.pop(request_id, None)
+        if noted is not None:
+            _, tokens, decodes, blocks = noted
+            self._tokens_noted -= tokens
+            self._decodes_noted -= decodes
+            self._blocks_noted -= blocks
 
     def take_report(self, load: Load, now_s: float) -> bool:
         """Take a report unless a newer one is known; whether it was taken."""
         if load.sequence <= self.load.sequence:
             return False
         self.load = load
-        while self._noted and self._noted[0][0] <= now_s - REPORT_LAG_S:
-            self._forget_oldest()
+        for request_id in self._contained(now_s - REPORT_LAG_S):
+            self.settle(request_id)
         return True
 
-    def _forget_oldest(self) -> None:
-        _, tokens, decodes, blocks = self._noted.popleft()
-        self._tokens_noted -= tokens
-        self._decodes_noted -= decodes
-        self._blocks_noted -= blocks
+    def _contained(self, sent_by_s: float) -> list[str]:
+        """Requests noted until then; they are noted in the order of time."""
+        contained = []
+        for request_id, noted in self._noted.items():
+            if noted[0] > sent_by_s:
+                break
+            contained.append(request_id)
+        return contained
 
 
 class Fleet:
@@ -189,6 +201,12 @@ class Fleet:
         limits = [_token_limit(view) for view in self._workers.values() if view.info.model == model]
         known = [limit for limit in limits if limit]
         return max(known) if known else 0
+
+    def settle(self, worker: WorkerKey, request_id: str) -> None:
+        """See WorkerView.settle."""
+        view = self._workers.get(worker)
+        if view is not None:
+            view.settle(request_id)
 
     def used(self, view: WorkerView) -> None:
         """Note that ``view`` was given work now."""

@@ -22,12 +22,14 @@ from weir.services.router.commands import (
 )
 from weir.services.router.ending import end_of
 from weir.services.router.entry import NEVER_S, Entry
+from weir.services.router.fleet import Fleet
 
 
 class Ledger:
     """See the module."""
 
-    def __init__(self) -> None:
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
         self.commands: list[Command] = []
         self.entries: dict[str, Entry] = {}
         self.legs: dict[WorkerKey, set[str]] = {}
@@ -92,6 +94,7 @@ class Ledger:
         self._index_unbound(entry)
         if worker in (entry.prefill, entry.decode):
             return
+        self._fleet.settle(worker, entry.request_id)
         ids = self.legs[worker]
         ids.remove(entry.request_id)
         if not ids:

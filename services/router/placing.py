@@ -122,7 +122,7 @@ class Placing:
     def _begin_prefill(self, entry: Entry, view: WorkerView, now_s: float) -> None:
         self._ledger.take_prefill(entry, view.key)
         entry.decode_name = ""
-        view.note(now_s, entry.demand.prompt_tokens, 0, 0)
+        view.note(entry.request_id, now_s, entry.demand.prompt_tokens, 0, 0)
         self._fleet.used(view)
         self._ledger.enter(entry, RequestState.PREFILLING, now_s)
         self._ledger.commands.append(
@@ -156,7 +156,8 @@ class Placing:
 
     def _take_decode(self, entry: Entry, view: WorkerView, now_s: float, prefill_tokens: int) -> None:
         self._ledger.take_decode(entry, view.key)
-        view.note(now_s, prefill_tokens, 1, view.blocks_for(entry.demand.prompt_tokens + 1))
+        blocks = view.blocks_for(entry.demand.prompt_tokens + 1)
+        view.note(entry.request_id, now_s, prefill_tokens, 1, blocks)
         self._fleet.used(view)
 
     def _send_begin_decode(self, entry: Entry, worker: WorkerKey, source: WorkerKey | None, now_s: float) -> None:

@@ -18,6 +18,7 @@ from weir.events.registry import Registry
 from weir.ids import WorkerKey
 from weir.lifecycle import Role
 from weir.rpc.convert import fingerprint_to_pb, role_to_pb
+from weir.rpc.limits import RpcLimits, server_options
 from weir.rpc.v1 import (
     common_pb2,
     decode_pb2,
@@ -100,7 +101,7 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
         self.changed = asyncio.Event()
         self.address = ""
         self._registry = registry
-        self._server = grpc.aio.server()
+        self._server = grpc.aio.server(options=server_options(RpcLimits()))
         self._prefills: dict[tuple[str, int], prefill_pb2.BeginPrefill] = {}
         self._leases: dict[tuple[str, int], int] = {}
         self._sequences: dict[tuple[str, int], Running] = {}

@@ -49,12 +49,10 @@ class Cluster:
         self.app = RouterApp(settings, bus, MemoryRegistry(self.nats, self.clock), self.clock)
         self.server = RpcServer(name="router", bind="127.0.0.1:0")
         self.workers: list[ScriptedWorker] = []
-        self.client = AsyncClient("")
 
     async def start(self) -> None:
         await self.server.start(self.app.register)
         await self.app.open()
-        await self.client.close()
         self.client = AsyncClient(self.server.address)
 
     async def add(self, *roles: Role) -> list[ScriptedWorker]:
