@@ -1,0 +1,202 @@
+"""What the traffic was in the last minutes: distributions of arrivals, prompt and output lengths, prefix hits.
+
+Facts come with the time at which they are taken in; everything older than the span is forgotten, and so is the oldest
+of more than ``MAX_SAMPLES`` facts of a kind. Facts that are no sizes of a request (NaN, negative) are counted and
+dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weir.balance.capacity import positive
+from weir.errors import InvalidArgument
+
+MAX_SAMPLES = 4096
+MAX_BUCKETS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A set of samples by count, mean and nearest-rank quantiles; all 0 when there is none."""
+
+    count: int = 0
+    mean: float = 0.0
+    p50: float = 0.0
+    p90: float = 0.0
+    p99: float = 0.0
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Distribution:
+        """The distribution of ``samples``, in any order."""
+        if not samples:
+            return cls()
+        ordered = sorted(samples)
+        last = len(ordered) - 1
+
+        def rank(share: float) -> float:
+            return ordered[min(last, math.ceil(share * len(ordered)) - 1)]
+
+        return cls(len(ordered), math.fsum(ordered) / len(ordered), rank(0.5), rank(0.9), rank(0.99))
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The window now. Rates are per second over ``span_s``; tokens are per request.
+
+    ``uncached`` are prompt tokens that had to be computed, ``hit_ratio`` the share that had not. ``produced`` and
+    ``admitted`` are prompt tokens/s whose KV was finished by prefill, and taken over by decode.
+    """
+
+    span_s: float
+    rate_per_s: float
+    arrivals: Distribution
+    isl: Distribution
+    uncached: Distribution
+    osl: Distribution
+    hit_ratio: float
+    produced_tokens_per_s: float
+    admitted_tokens_per_s: float
+    ttft_s: Distribution
+    tpot_s: Distribution
+    refused_per_s: float
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing arrived in the window."""
+        return self.rate_per_s <= 0.0
+
+
+class _Samples:
+    """(time, value) of one kind, bounded in age and number."""
+
+    def __init__(self, span_s: float) -> None:
+        self._span_s = span_s
+        self._items: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
+
+    def add(self, now_s: float, value: float) -> None:
+        self._items.append((now_s, value))
+
+    def values(self, now_s: float) -> list[float]:
+        while self._items and self._items[0][0] <= now_s - self._span_s:
+            self._items.popleft()
+        return [value for _, value in self._items]
+
+
+class _Buckets:
+    """Sums by bucket of time: exact totals of any number of facts, for rates and for forecasts."""
+
+    def __init__(self, span_s: float, bucket_s: float) -> None:
+        self._bucket_s = bucket_s
+        self._items: deque[tuple[int, float]] = deque(maxlen=math.ceil(span_s / bucket_s) + 1)
+
+    def add(self, now_s: float, value: float) -> None:
+        index = math.floor(now_s / self._bucket_s)
+        if self._items and self._items[-1][0] >= index:
+            last, total = self._items[-1]
+            self._items[-1] = (last, total + value)
+        else:
+            self._items.append((index, value))
+
+    def whole(self, now_s: float, count: int) -> list[float]:
+        """The last ``count`` whole buckets before the running one, oldest first; empty ones are 0."""
+        end = math.floor(now_s / self._bucket_s)
+        found = dict(self._items)
+        return [found.get(index, 0.0) for index in range(end - count, end)]
+
+    def total(self, now_s: float, span_s: float) -> float:
+        """The sum over the last ``span_s``, to a bucket's accuracy: the running bucket is part of it."""
+        first = math.floor((now_s - span_s) / self._bucket_s) + 1
+        return math.fsum(value for index, value in self._items if index >= first)
+
+
+class TrafficWindow:
+    """``span_s`` seconds of traffic in buckets of ``bucket_s``. Not thread-safe."""
+
+    def __init__(self, span_s: float = 60.0, bucket_s: float = 1.0) -> None:
+        positive("bucket_s", bucket_s)
+        if not bucket_s <= positive("span_s", span_s) <= bucket_s * MAX_BUCKETS:
+            raise InvalidArgument("span_s", span_s, f"must lie in [{bucket_s:g}, {bucket_s * MAX_BUCKETS:g}]")
+        self.span_s = span_s
+        self.bucket_s = bucket_s
+        self.dropped = 0
+        """Facts that were no sizes of a request."""
+        self._started_s: float | None = None
+        self._arrivals = _Buckets(span_s, bucket_s)
+        self._refused = _Buckets(span_s, bucket_s)
+        self._produced = _Buckets(span_s, bucket_s)
+        self._admitted = _Buckets(span_s, bucket_s)
+        self._isl, self._uncached, self._osl = _Samples(span_s), _Samples(span_s), _Samples(span_s)
+        self._ttft, self._tpot = _Samples(span_s), _Samples(span_s)
+
+    def start(self, now_s: float) -> None:
+        """Facts are taken in from now on. Without it the first fact starts the window."""
+        if self._started_s is None:
+            self._started_s = now_s
+
+    def arrived(self, now_s: float, prompt_tokens: float) -> None:
+        """A request was admitted."""
+        if self._sound(now_s, prompt_tokens):
+            self._arrivals.add(now_s, 1.0)
+            self._isl.add(now_s, prompt_tokens)
+
+    def refused(self, now_s: float) -> None:
+        """A request was rejected."""
+        if self._sound(now_s):
+            self._refused.add(now_s, 1.0)
+
+    def prefilled(self, now_s: float, prompt_tokens: float, cached_tokens: float) -> None:
+        """A prompt's KV is finished; ``cached_tokens`` of it were in a cache."""
+        if self._sound(now_s, prompt_tokens, cached_tokens):
+            self._produced.add(now_s, prompt_tokens)
+            self._uncached.add(now_s, max(0.0, prompt_tokens - cached_tokens))
+
+    def decode_began(self, now_s: float, prompt_tokens: float) -> None:
+        """Decode has taken the prompt's KV over."""
+        if self._sound(now_s, prompt_tokens):
+            self._admitted.add(now_s, prompt_tokens)
+
+    def finished(self, now_s: float, output_tokens: float, ttft_s: float, tpot_s: float) -> None:
+        """A request ended well; times of 0 are not known."""
+        if self._sound(now_s, output_tokens, ttft_s, tpot_s):
+            self._osl.add(now_s, output_tokens)
+            for samples, value in ((self._ttft, ttft_s), (self._tpot, tpot_s)):
+                if value > 0:
+                    samples.add(now_s, value)
+
+    def arrivals_by_bucket(self, now_s: float, count: int) -> list[float]:
+        """Arrivals per second in each of the last ``count`` whole buckets, oldest first."""
+        return [total / self.bucket_s for total in self._arrivals.whole(now_s, count)]
+
+    def snapshot(self, now_s: float) -> Traffic:
+        """The window now. A window that is not full yet is measured over the time that it has."""
+        started_s = now_s if self._started_s is None else self._started_s
+        span_s = min(self.span_s, max(now_s - started_s, self.bucket_s))
+        isl, uncached = self._isl.values(now_s), self._uncached.values(now_s)
+        prompt, computed = Distribution.of(isl), Distribution.of(uncached)
+        whole = max(1, min(math.floor(span_s / self.bucket_s), MAX_BUCKETS))
+        produced = self._produced.total(now_s, span_s)
+        return Traffic(
+            span_s=span_s,
+            rate_per_s=self._arrivals.total(now_s, span_s) / span_s,
+            arrivals=Distribution.of(self.arrivals_by_bucket(now_s, whole)),
+            isl=prompt,
+            uncached=computed,
+            osl=Distribution.of(self._osl.values(now_s)),
+            hit_ratio=max(0.0, 1.0 - math.fsum(uncached) / produced) if produced > 0 and uncached else 0.0,
+            produced_tokens_per_s=produced / span_s,
+            admitted_tokens_per_s=self._admitted.total(now_s, span_s) / span_s,
+            ttft_s=Distribution.of(self._ttft.values(now_s)),
+            tpot_s=Distribution.of(self._tpot.values(now_s)),
+            refused_per_s=self._refused.total(now_s, span_s) / span_s,
+        )
+
+    def _sound(self, now_s: float, *values: float) -> bool:
+        if math.isfinite(now_s) and all(math.isfinite(value) and value >= 0 for value in values):
+            self.start(now_s)
+            return True
+        self.dropped += 1
+        return False
