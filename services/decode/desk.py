@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 from weir.engine.output import Event, Finished, Preempted, Progress, Started, TokenLogprobs, TokensOut, Usage
 from weir.engine.request import EngineRequest, Mode
-from weir.errors import InvalidArgument, KvReadVoid, ResourceExhausted, WeirError
+from weir.errors import FingerprintMismatch, InvalidArgument, KvReadVoid, ResourceExhausted, WeirError
 from weir.ids import RequestKey, WorkerKey
 from weir.lifecycle import FinishReason
 from weir.services.decode import reads
 from weir.services.decode.reads import ReadResult, ReadTimings, SequenceReads, StartRead
-from weir.transfer.fingerprint import Fingerprint
+from weir.transfer.fingerprint import Fingerprint, check_compatible
 from weir.transfer.ticket import PeerDescriptor, Ticket
 
 MAX_ATTEMPTS = 1 << 14
@@ -250,6 +250,12 @@ class DecodeDesk:
         if self._cancelled.get(key.request_id, -1) >= key.attempt:
             self._tell(session, AttemptOver(key, "CANCELLED", "cancelled before it began"))
             return
+        if source is not None:
+            try:
+                check_compatible(self._ours, source.fingerprint)
+            except FingerprintMismatch as error:
+                self._tell(session, _over(key, error))
+                return
         if len(self._attempts) >= self._max_attempts:
             error = ResourceExhausted(f"{len(self._attempts)} attempts are here, the limit is {self._max_attempts}")
             self._tell(session, _over(key, error))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from weir.config import WorkerConfig
 from weir.config.flags import parse_command_line
 from weir.errors import InvalidArgument, NotFound, WeirError
-from weir.services.worker.affinity import keep_to_cores
+from weir.services.worker.process import bound_kernel_caches, keep_to_cores
 from weir.telemetry.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             example=f"{_PROG} --role prefill --model ./SmolLM2 --nats nats://127.0.0.1:4222 --bind 127.0.0.1:0",
         )
         keep_to_cores(given.load(WorkerConfig, "worker").cpus)
+        bound_kernel_caches()
         # Only now: what torch and gRPC start inherits the cores.
         from weir.services.worker.app import WorkerSettings, run
 

@@ -30,7 +30,7 @@ from weir.events.memory import MemoryBus
 from weir.ids import RequestKey
 from weir.lifecycle import Role
 from weir.rpc.channel import wait_ready
-from weir.rpc.v1 import common_pb2, decode_pb2, events_pb2, prefill_pb2, prefill_pb2_grpc, worker_pb2
+from weir.rpc.v1 import common_pb2, decode_pb2, events_pb2, kv_pb2, prefill_pb2, prefill_pb2_grpc, worker_pb2
 from weir.services.worker import host
 from weir.transfer.local import Faults
 from weir.transfer.ticket import Ticket
@@ -325,6 +325,16 @@ async def test_a_malformed_ticket_is_void(rig: Rig) -> None:
     void = await rig.pair.d.expect(lambda m: next(iter(m.kv_reads), None))
     assert void.void_reason == "malformed"
     await rig.pair.d.send(cancel(D, "r-1"))
+
+
+async def test_foreign_kv_is_refused_at_the_door(rig: Rig) -> None:
+    foreign = kv_pb2.PeerDescriptor()
+    foreign.CopyFrom(rig.pair.source)
+    foreign.fingerprint.kv_dtype = "float16"
+    await rig.pair.d.send(begin_decode("r-1", lasting(10), 8, foreign))
+    over = await rig.pair.d.ended("r-1")
+    assert over.code == "FAILED_PRECONDITION"
+    assert over.message == "fingerprint differs in kv_dtype: ours 'float32', theirs 'float16'"
 
 
 async def test_another_reader_takes_over_under_the_same_lease(rig: Rig) -> None:
