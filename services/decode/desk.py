@@ -253,8 +253,8 @@ class DecodeDesk:
         if source is not None:
             try:
                 check_compatible(self._ours, source.fingerprint)
-            except FingerprintMismatch as error:
-                self._tell(session, _over(key, error))
+            except FingerprintMismatch as mismatch:
+                self._tell(session, _over(key, mismatch))
                 return
         if len(self._attempts) >= self._max_attempts:
             error = ResourceExhausted(f"{len(self._attempts)} attempts are here, the limit is {self._max_attempts}")
