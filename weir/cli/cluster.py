@@ -82,7 +82,7 @@ class Cluster:
     async def _start(self) -> None:
         self.nats_url = self.spec.nats_url or await self._start_nats()
         starting: list[Coroutine[Any, Any, object]] = [self._start_controller()]
-        starting += [self._start_router() for _ in range(self.spec.routers)]
+        starting += [self.start_router(index) for index in range(self.spec.routers)]
         starting += [self.start_worker(role, index) for index, role in enumerate(self.spec.roles())]
         await _all_or_first_error(starting)
         await self.wait_connected()
@@ -104,8 +104,8 @@ class Cluster:
         self.controller_address = words[-1]
         self.say(f"controller    {self.controller_address}")
 
-    async def _start_router(self) -> None:
-        index = len(self.routers)
+    async def start_router(self, index: int) -> ChildProcess:
+        """Start a router; the first one takes the ports of the spec."""
         spec = self.spec
         argv = [sys.executable, "-m", "weir.services.router", "--nats", self.nats_url]
         argv += ["--bind", f"{spec.host}:{spec.grpc_port if index == 0 else 0}"]
@@ -114,12 +114,12 @@ class Cluster:
         argv += ["--chat-template", spec.chat_template] if spec.chat_template else []
         router = await ChildProcess.start(f"router-{index}", argv, self._log(f"router-{index}"))
         self.routers.append(router)
-        words = await router.wait_ready(READY_TIMEOUT_S)
-        addresses = dict(word.split("=", 1) for word in words if "=" in word)
+        await router.wait_ready(READY_TIMEOUT_S)
+        grpc, http = router_doors(router)
         if index == 0:
-            self.router_address = addresses["grpc"]
-            self.http_address = addresses.get("http", "")
-        self.say(f"router        gRPC {addresses['grpc']}   HTTP {addresses.get('http', 'off')}")
+            self.router_address, self.http_address = grpc, http
+        self.say(f"router        gRPC {grpc}   HTTP {http or 'off'}")
+        return router
 
     async def start_worker(self, role: Role, index: int) -> ChildProcess:
         """Start one more worker on the core that ``index`` falls on, and wait until it is ready."""
@@ -138,6 +138,27 @@ class Cluster:
         self.worker_addresses[worker_id] = address
         self.say(f"{role.value:<13} {address}   {worker_id}, pid {worker.pid}")
         return worker
+
+    async def restart_worker(self, ended: ChildProcess) -> ChildProcess:
+        """Start a worker that has ended again, at its address and under its id: a new incarnation of it."""
+        assert ended.exit_code is not None, f"{ended.name} runs"
+        worker_id, address = ended.ready[1], ended.ready[-1]
+        argv = [*ended.argv, "--worker-id", worker_id, "--bind", address]
+        worker = await ChildProcess.start(ended.name, argv, ended.log_path)
+        self.workers[self.workers.index(ended)] = worker
+        await worker.wait_ready(READY_TIMEOUT_S)
+        return worker
+
+    async def restart_router(self, ended: ChildProcess) -> ChildProcess:
+        """Start a router that has ended again, at its addresses."""
+        assert ended.exit_code is not None, f"{ended.name} runs"
+        grpc, http = router_doors(ended)
+        router = await ChildProcess.start(
+            ended.name, [*ended.argv, "--bind", grpc, *(["--http", http] if http else [])], ended.log_path
+        )
+        self.routers[self.routers.index(ended)] = router
+        await router.wait_ready(READY_TIMEOUT_S)
+        return router
 
     async def wait_connected(self, timeout_s: float = 30.0) -> None:
         """Wait until the router has sessions with every worker that is up."""
@@ -178,6 +199,12 @@ class Cluster:
         if self.nats is not None:
             await self.nats.stop()
             self.nats = None
+
+
+def router_doors(router: ChildProcess) -> tuple[str, str]:
+    """The gRPC and the HTTP address of a router that is ready; the latter is empty when that door is shut."""
+    words = dict(word.split("=", 1) for word in router.ready if "=" in word)
+    return words["grpc"], words.get("http", "")
 
 
 async def _all_or_first_error(starting: Sequence[Coroutine[Any, Any, object]]) -> None:

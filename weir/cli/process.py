@@ -18,8 +18,10 @@ LOG_TAIL_LINES = 15
 class ChildProcess:
     """A service process. ``ready`` holds the words after READY on its stdout; stderr goes to a log file."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log_path: Path) -> None:
+    def __init__(self, name: str, argv: Sequence[str], process: asyncio.subprocess.Process, log_path: Path) -> None:
         self.name = name
+        self.argv = tuple(argv)
+        """What it was started with."""
         self.log_path = log_path
         self.ready: list[str] = []
         self._process = process
@@ -40,7 +42,7 @@ class ChildProcess:
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
             )
-        return cls(name, process, log_path)
+        return cls(name, argv, process, log_path)
 
     @property
     def pid(self) -> int:
