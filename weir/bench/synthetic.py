@@ -10,11 +10,15 @@ from weir.bench.plan import Prompt
 from weir.errors import InvalidArgument
 
 
+FIRST_PLAIN_ID = 200
+"""Below it lie special tokens in most models."""
+
+
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Token ids that may be drawn: ``first`` to ``end`` (excluded). The first ids are special tokens in most models."""
+    """Token ids that may be drawn: ``first`` to ``end`` (excluded)."""
 
-    first: int = 200
+    first: int = FIRST_PLAIN_ID
     end: int = 32_000
 
     def draw(self, tokens: int, random: np.random.Generator) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from weir import __version__
+from weir.cli import bench_commands
 from weir.cli.paths import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from weir.errors import InvalidArgument, WeirError
 
@@ -245,6 +246,9 @@ def bench_handover(
     from weir.cli.paths import model_dir
 
     run(run_bench_handover(console, model_dir(model), tokens, runs, json))
+
+
+bench_commands.register(bench)
 
 
 def main() -> None:

@@ -1,0 +1,79 @@
+"""The ``weir bench`` sub-commands that measure serving: their flags, nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from weir.errors import InvalidArgument
+
+console = Console()
+Flag = typer.Option
+Count = Annotated[int, typer.Option(min=1)]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the figures here")]
+Model = Annotated[str, typer.Option("--model", help="'demo' or a Hugging Face folder")]
+
+
+def register(bench: typer.Typer) -> None:
+    """Add the commands to ``weir bench``."""
+    example = "weir bench serve --router 127.0.0.1:7600 --num-prompts 100 --request-rate 4 --goodput ttft:500 tpot:50"
+    bench.command(name="serve", epilog=f"Example: {example}")(serve)
+
+
+def serve(
+    more: Annotated[list[str] | None, typer.Argument(hidden=True, help="Further --goodput words")] = None,
+    backend: Annotated[str, Flag(help="weir (gRPC), openai or openai-chat")] = "weir",
+    router: Annotated[str, Flag(envvar="WEIR_ROUTER", help="weir: host:port of the router")] = "127.0.0.1:7600",
+    base_url: Annotated[str | None, Flag(help="openai: instead of --host and --port")] = None,
+    host: Annotated[str, Flag(help="openai: host")] = "127.0.0.1",
+    port: Annotated[int, Flag(min=1, max=65535, help="openai: port")] = 8000,
+    endpoint: Annotated[str, Flag(help="openai: path; default /v1/completions or /v1/chat/completions")] = "",
+    model: Annotated[str, Flag(help="Model name to ask for; weir: the only one served if empty")] = "",
+    api_key: Annotated[str, Flag(envvar="OPENAI_API_KEY", help="Bearer token")] = "",
+    tokenizer: Annotated[Path | None, Flag(help="Folder with tokenizer.json, for datasets of text")] = None,
+    dataset_name: Annotated[str, Flag(help="random, sharegpt, trace or custom")] = "random",
+    dataset_path: Annotated[Path | None, Flag(help="sharegpt .json, trace .csv/.jsonl, custom .jsonl")] = None,
+    num_prompts: Annotated[int, Flag(min=1, help="Requests")] = 1000,
+    random_input_len: Annotated[int, Flag(min=1)] = 1024,
+    random_output_len: Annotated[int, Flag(min=1)] = 128,
+    random_range_ratio: Annotated[float, Flag(help="Lengths in [n(1-r), n(1+r)]")] = 0.0,
+    random_prefix_len: Annotated[int, Flag(min=0, help="Tokens shared by all prompts")] = 0,
+    random_vocab_size: Annotated[int, Flag(min=2, help="Token ids drawn lie below this")] = 32_000,
+    output_len: Annotated[int | None, Flag(min=1, help="sharegpt, custom: instead of the file's")] = None,
+    trace_speed: Annotated[float, Flag(help="trace: times as fast as recorded")] = 1.0,
+    trace_length_scale: Annotated[float, Flag(help="trace: shorten all lengths by this factor")] = 1.0,
+    max_model_len: Annotated[int, Flag(min=0, help="trace: leave longer requests out; 0 keeps all")] = 0,
+    bad_rows: Annotated[str, Flag(help="skip or refuse")] = "skip",
+    request_rate: Annotated[
+        float, Flag(help="Requests a second; inf sends all at once (a trace: as recorded)")
+    ] = float("inf"),
+    burstiness: Annotated[float, Flag(help="1 is Poisson; CV of the gaps is 1/sqrt of it")] = 1.0,
+    max_concurrency: Annotated[int, Flag(min=0, help="Most requests at once; 0 is no limit")] = 0,
+    num_warmups: Annotated[int, Flag(min=0, help="Requests before the run")] = 0,
+    ignore_eos: Annotated[bool, Flag("--ignore-eos", help="Always generate the full length")] = False,
+    temperature: Annotated[float, Flag(min=0)] = 0.0,
+    top_p: Annotated[float, Flag()] = 1.0,
+    seed: Annotated[int, Flag(min=0, help="Of prompts, arrivals and sampling")] = 0,
+    timeout_s: Annotated[float, Flag(min=0.1, help="Longest time for one request")] = 600.0,
+    goodput: Annotated[list[str] | None, Flag(help="ttft:MS tpot:MS e2el:MS, all to be met")] = None,
+    percentile_metrics: Annotated[str, Flag(help="Which metrics")] = "ttft,tpot,itl,e2el",
+    metric_percentiles: Annotated[str, Flag(help="Which percentiles")] = "99",
+    save_result: Annotated[bool, Flag("--save-result")] = False,
+    save_detailed: Annotated[bool, Flag("--save-detailed", help="Also lists with an entry per request")] = False,
+    result_dir: Annotated[Path | None, Flag()] = None,
+    result_filename: Annotated[str | None, Flag()] = None,
+    label: Annotated[str | None, Flag(help="Beginning of the file's name")] = None,
+    metadata: Annotated[list[str] | None, Flag(help="KEY=VALUE into the result")] = None,
+    disable_tqdm: Annotated[bool, Flag("--disable-tqdm", help="No progress bar")] = False,
+) -> None:
+    """Send requests at planned times and measure what comes back; flags as in `vllm bench serve`."""
+    given = dict(locals())
+    from weir.cli.bench_serve import run_bench_serve, serve_options
+
+    if more and not goodput:
+        raise InvalidArgument("arguments", " ".join(more), "not known")
+    asyncio.run(run_bench_serve(console, serve_options(given)))
