@@ -88,9 +88,7 @@ class Chaos:
             elif isinstance(command, End):
                 self.ends[command.request_id] += 1
                 times = command.timings
-                assert (
-                    times.ttft_ms == times.admit_ms + times.queue_ms + times.prefill_ms + times.first_token_ms
-                )
+                assert times.ttft_ms == times.admit_ms + times.queue_ms + times.prefill_ms + times.first_token_ms
                 assert times.e2e_ms == times.ttft_ms + times.second_token_ms + times.decode_ms
                 usage = command.usage
                 parts = (usage.local_compute_tokens, usage.local_cache_hit_tokens, usage.external_kv_tokens)
@@ -240,7 +238,7 @@ def test_any_facts_in_any_order(seed: int, steps: int) -> None:
     chaos.look()
     assert len(chaos.book) == 0
     assert chaos.book.waiting == 0
-    assert {request_id: 1 for request_id in chaos.sent} == dict(chaos.ends)
+    assert dict.fromkeys(chaos.sent, 1) == dict(chaos.ends)
     assert chaos.live == set()
     assert sum(chaos.book.ended.values()) == len(chaos.sent)
     assert set(chaos.book.ended) <= {state.value for state in RequestState}
