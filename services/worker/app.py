@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from weir.clock import Clock, SystemClock
 from weir.config import LimitsConfig, NatsConfig, TelemetryConfig, WorkerConfig
@@ -33,6 +34,7 @@ from weir.transfer.plan import KvTransfer
 _log = logging.getLogger(__name__)
 
 NO_NATS = "none"
+_UNSPECIFIED_HOSTS = ("", "0.0.0.0", "::")
 SWITCH_INTERVAL_S = 0.0005
 """Longest time that the step thread's Python keeps the event loop waiting (CPython's default is ten times it)."""
 
@@ -140,7 +142,7 @@ class _Process:
 
         async def on_started(server: RpcServer) -> None:
             self._server = server
-            address = config.advertise or server.address
+            address = config.advertise or reachable_address(server.address, self._settings.nats.url)
             await host.start(address)
             await server.set_ready(True)
             _log.info("worker %s serves %s as %s at %s", self._key, host.parts.model_name, config.role.value, address)
@@ -196,6 +198,36 @@ def host_id() -> str:
     """A name for this machine (or container) that two machines do not share."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()}:{boot.read_text().strip()}" if boot.exists() else socket.gethostname()
+
+
+def reachable_address(bound: str, nats_url: str) -> str:
+    """``bound`` (host:port), with an unspecified host (0.0.0.0, ::) replaced by one that others can connect to.
+
+    That is the address this machine (or container) has on its way to NATS, which routers reach too; without such
+    a way, the host's name.
+    """
+    host, _, port = bound.rpartition(":")
+    if host.strip("[]") not in _UNSPECIFIED_HOSTS:
+        return bound
+    own = _own_address_towards(nats_url) or socket.gethostname()
+    return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"
+
+
+def _own_address_towards(nats_url: str) -> str | None:
+    """The source address of packets to the first server of ``nats_url``; sends nothing."""
+    first = nats_url.split(",")[0].strip()
+    url = urlsplit(first if "//" in first else f"nats://{first}")
+    if not url.hostname or first == NO_NATS:
+        return None
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(url.hostname, url.port or 4222, type=socket.SOCK_DGRAM)[
+            0
+        ]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
 
 
 def _worker_id(config: WorkerConfig) -> str:

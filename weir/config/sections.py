@@ -79,7 +79,7 @@ class WorkerConfig:
     """A worker: its engine, its memory and its edges."""
 
     bind: str = setting("127.0.0.1:0", "gRPC address; port 0 takes a free one", address=True)
-    advertise: str = setting("", "address that routers use; empty takes the bound one", address=True)
+    advertise: str = setting("", "address that routers use; empty takes the bound one, or the way to NATS for 0.0.0.0", address=True)
     worker_id: str = setting("", "identity; minted when empty")
     role: Role = setting(Role.MIXED, "role at start")  # noqa: RUF009
     reflection: bool = setting(True, "serve gRPC reflection")
