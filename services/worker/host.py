@@ -470,7 +470,9 @@ class WorkerHost:
             metrics.void_reads.labels(reason).inc(self._grown(f"void {reason}", count))
         for end, count in self.prefill.desk.leases.ended_total.items():
             metrics.leases_ended.labels(end.value).inc(self._grown(f"lease {end.value}", count))
-        self.step_loop.submit(lambda engine: self._drain_changes())
+        if self._grown("steps", self.step_loop.steps):
+            # An idle engine is left asleep.
+            self.step_loop.submit(lambda engine: self._drain_changes())
 
     def _grown(self, name: str, total: int) -> int:
         """By how much a total that is kept elsewhere has grown since it was last exported."""

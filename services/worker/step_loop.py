@@ -38,7 +38,7 @@ class StepLoop:
     """Owns the thread and, from ``start`` on, the engine.
 
     ``deliver(output)`` and ``crashed(error)`` run on the event loop; ``crashed`` at most once, and nothing is
-    delivered after it. ``idle_check`` runs on the step thread, once each time the engine has been idle for
+    delivered after it. ``idle_check`` runs on the step thread, once after the engine has been idle for
     IDLE_CHECK_S.
     """
 
@@ -66,6 +66,7 @@ class StepLoop:
         self._thread = threading.Thread(target=self._main, name="engine-step", daemon=True)
         self.steps = 0
         self.idle_checks = 0
+        self._checked_at = -1
 
     @property
     def dead(self) -> WeirError | None:
@@ -140,8 +141,8 @@ class StepLoop:
 
     def _next_commands(self) -> list[Command] | None:
         """What waits; blocks while there is neither a command nor work. None: stop."""
-        checked = self._idle_check is None
         while True:
+            checked = self._idle_check is None or self._checked_at == self.steps
             with self._awake:
                 if self._stopping or self._dead is not None:
                     return None
@@ -154,7 +155,6 @@ class StepLoop:
                 woken = self._awake.wait(self._wait_s(checked))
             if not woken and not checked and not self._engine.has_work():
                 # Outside the lock: whoever brings a command meanwhile does not wait for it.
-                checked = True
                 self._check_idle()
 
     def _wait_s(self, checked: bool) -> float | None:
@@ -166,6 +166,7 @@ class StepLoop:
 
     def _check_idle(self) -> None:
         assert self._idle_check is not None
+        self._checked_at = self.steps
         self._idle_check()
         self.idle_checks += 1
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.integration.tiny_llama import VOCAB, greedy_reference, make_tiny_llama
-from tests.integration.worker_rig import Pair, RemoteWorker, begin_decode, cancel
+from tests.integration.worker_rig import Pair, RemoteWorker, begin_decode, begin_prefill, cancel, prefill_session
 from weir.rpc.channel import channel
 from weir.rpc.v1 import common_pb2, decode_pb2, prefill_pb2
 
@@ -147,6 +147,22 @@ async def test_cancel_and_a_killed_peer(model: tuple[Path, Any]) -> None:
             await p.at_baseline()
             await d.at_baseline()
             await pair.close()
+
+
+async def test_memory_does_not_grow_with_the_number_of_prompt_lengths(model: tuple[Path, Any]) -> None:
+    folder, _ = model
+    async with worker_process("prefill", folder) as (p, _):
+        session = await prefill_session(p)
+        resident = []
+        for first in (1, 120, 240):
+            for length in range(first, first + 120):
+                await session.send(begin_prefill(f"r-{length}", prompt_of(length), max_tokens=1))
+            for length in range(first, first + 120):
+                assert (await session.ended(f"r-{length}")).code == "OK"
+            resident.append((await p.state()).rss_bytes)
+        assert resident[2] - resident[1] < 30 << 20, resident
+        await p.at_baseline()
+        await session.close()
 
 
 async def test_wrong_settings_are_said() -> None:
