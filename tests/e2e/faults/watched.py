@@ -1,0 +1,162 @@
+"""Requests that a test watches from outside, token by token, while it breaks things."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Unpack
+
+from weir.cli.cluster import Cluster, router_doors
+from weir.cli.process import ChildProcess
+from weir.cli.workers import worker_state
+from weir.client import AsyncClient, Completion, Delta, Event
+from weir.client.messages import Collector
+from weir.client.types import Accepted, Options
+from weir.rpc.v1 import common_pb2, router_pb2, worker_pb2
+
+PATIENCE_S = 60.0
+"""Bound of every wait: it says that something happens, not how fast."""
+
+
+class Watched:
+    """One request under way. Positions come in order, none twice: the collector asserts it."""
+
+    def __init__(self, client: AsyncClient, prompt: Sequence[int], **options: Unpack[Options]) -> None:
+        self.request_id = ""
+        self.tokens: list[int] = []
+        self._client = client
+        self._changed = asyncio.Condition()
+        self._task = asyncio.create_task(self._follow(client.generate(prompt, **options)))
+
+    async def _follow(self, stream: AsyncIterator[Event]) -> Completion:
+        collector = Collector()
+        try:
+            async for event in stream:
+                collector.add(event)
+                await self._note(event)
+        finally:
+            async with self._changed:
+                self._changed.notify_all()
+        return collector.completion()
+
+    async def _note(self, event: Event) -> None:
+        async with self._changed:
+            if isinstance(event, Accepted):
+                self.request_id = event.request_id
+            elif isinstance(event, Delta):
+                self.tokens += event.token_ids
+            self._changed.notify_all()
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S), self._changed:
+            await self._changed.wait_for(lambda: true() or self._task.done())
+        assert true(), f"it ended first: {self._task}"
+
+    async def accepted(self) -> None:
+        """Return when the router has admitted it."""
+        await self._until(lambda: bool(self.request_id))
+
+    async def seen(self, tokens: int) -> None:
+        """Return when so many tokens have come."""
+        await self._until(lambda: len(self.tokens) >= tokens)
+
+    async def place(
+        self, true: Callable[[router_pb2.GetRouterStateResponse.ActiveRequest], bool]
+    ) -> router_pb2.GetRouterStateResponse.ActiveRequest:
+        """Where the router has it, as soon as ``true`` holds of that."""
+        await self.accepted()
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                state = await self._client.state()
+                mine = [active for active in state.requests if active.request_id == self.request_id]
+                assert mine, f"it ended first: {self._task}"
+                if true(mine[0]):
+                    return mine[0]
+
+    async def outcome(self) -> Completion:
+        """The whole answer; raises its error."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._task
+
+    async def leave(self) -> None:
+        """As a client that goes away."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._task.done()
+
+
+def exact(answer: Completion, expected: Sequence[int], attempts: int | None = None) -> None:
+    """The tokens are the expected ones, all counted once, and the sources add up to the prompt."""
+    assert answer.token_ids == tuple(expected)
+    usage = answer.final.usage
+    assert usage.completion_tokens == len(expected)
+    assert usage.local_compute_tokens + usage.local_cache_hit_tokens + usage.external_kv_tokens == usage.prompt_tokens
+    if attempts is not None:
+        assert answer.final.timings.attempts == attempts, answer.final.timings
+
+
+def prefilling(place: router_pb2.GetRouterStateResponse.ActiveRequest) -> bool:
+    """A prefill worker has it."""
+    return place.state == common_pb2.REQUEST_STATE_PREFILLING and bool(place.prefill_worker)
+
+
+def bound_early(place: router_pb2.GetRouterStateResponse.ActiveRequest) -> bool:
+    """It is being prefilled, and its decode worker is known."""
+    return prefilling(place) and bool(place.decode_worker)
+
+
+def worker_named(cluster: Cluster, worker_id: str) -> ChildProcess:
+    """The process of a worker."""
+    return next(worker for worker in cluster.workers if worker.ready[1] == worker_id)
+
+
+async def state_of(cluster: Cluster, worker_id: str) -> worker_pb2.GetStateResponse:
+    """What a worker says of itself."""
+    return await worker_state(cluster.worker_addresses[worker_id])
+
+
+async def prefills(cluster: Cluster) -> dict[str, int]:
+    """Prefills completed, by worker."""
+    return {name: (await state_of(cluster, name)).prefills_completed for name in cluster.worker_addresses}
+
+
+async def kill(worker: ChildProcess) -> None:
+    """SIGKILL, and it is gone."""
+    worker.kill()
+    await worker.wait()
+
+
+@asynccontextmanager
+async def killed(cluster: Cluster, worker: ChildProcess) -> AsyncIterator[None]:
+    """``worker`` is killed now, and started again on its address when the block ends."""
+    await kill(worker)
+    try:
+        yield
+    finally:
+        await cluster.restart_worker(worker)
+        await renewed(cluster)
+
+
+async def renewed(cluster: Cluster) -> None:
+    """Return when every router has sessions with every worker's present life and knows no other."""
+    wanted = {(name, (await state_of(cluster, name)).incarnation) for name in cluster.worker_addresses}
+    for router in cluster.routers:
+        async with AsyncClient(router_doors(router)[0]) as client:
+            await _sees(client, wanted)
+
+
+async def _sees(client: AsyncClient, wanted: set[tuple[str, int]]) -> None:
+    seen: Any = None
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while seen != wanted:
+                answer = await client.workers()
+                seen = {(w.worker_id, w.incarnation) for w in answer.workers if w.connected}
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"the router sees {seen}, not {wanted}") from None
