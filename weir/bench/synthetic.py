@@ -9,7 +9,6 @@ import numpy as np
 from weir.bench.plan import Prompt
 from weir.errors import InvalidArgument
 
-
 FIRST_PLAIN_ID = 200
 """Below it lie special tokens in most models."""
 

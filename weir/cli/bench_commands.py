@@ -22,6 +22,9 @@ def register(bench: typer.Typer) -> None:
     """Add the commands to ``weir bench``."""
     example = "weir bench serve --router 127.0.0.1:7600 --num-prompts 100 --request-rate 4 --goodput ttft:500 tpot:50"
     bench.command(name="serve", epilog=f"Example: {example}")(serve)
+    bench.command(name="cancel", epilog="Example: weir bench cancel --count 50")(cancel)
+    bench.command(name="soak", epilog="Example: weir bench soak --requests 2000")(soak)
+    bench.command(name="transfer", epilog="Example: weir bench transfer --repeats 20")(transfer)
 
 
 def serve(
@@ -77,3 +80,47 @@ def serve(
     if more and not goodput:
         raise InvalidArgument("arguments", " ".join(more), "not known")
     asyncio.run(run_bench_serve(console, serve_options(given)))
+
+
+def cancel(
+    model: Model = "demo",
+    count: Annotated[int, Flag(min=1, help="Requests to cancel")] = 50,
+    prompt_tokens: Annotated[int, Flag(min=1)] = 512,
+    output_tokens: Annotated[int, Flag(min=2)] = 32,
+    seed: Annotated[int, Flag(min=0)] = 0,
+    out: Json = None,
+) -> None:
+    """Cancel at any moment: how soon are the blocks back?"""
+    from weir.cli.bench_cancel import run_bench_cancel
+    from weir.cli.paths import model_dir
+
+    asyncio.run(run_bench_cancel(console, model_dir(model), count, prompt_tokens, output_tokens, seed, out))
+
+
+def soak(
+    model: Model = "demo",
+    requests: Annotated[int, Flag(min=20, help="In all")] = 2000,
+    concurrency: Annotated[int, Flag(min=1, help="At once")] = 16,
+    input_tokens: Annotated[int, Flag(min=1, help="Every tenth prompt is eight times as long")] = 32,
+    output_tokens: Annotated[int, Flag(min=1)] = 8,
+    mixed: Annotated[bool, Flag("--mixed", help="Two mixed workers instead of a pair")] = False,
+    seed: Annotated[int, Flag(min=0)] = 0,
+    out: Json = None,
+) -> None:
+    """Send many requests: does any process grow?"""
+    from weir.cli.bench_soak import SoakShape, run_bench_soak
+    from weir.cli.paths import model_dir
+
+    shape = SoakShape(requests, concurrency, input_tokens, output_tokens, seed)
+    asyncio.run(run_bench_soak(console, model_dir(model), shape, mixed, out))
+
+
+def transfer(
+    blocks: Annotated[list[int] | None, Flag(min=1, help="Sizes; default 1 4 16 64")] = None,
+    repeats: Annotated[int, Flag(min=1)] = 15,
+    out: Json = None,
+) -> None:
+    """A proven KV read beside a raw NIXL READ and a memcpy of the same bytes."""
+    from weir.cli.bench_transfer import run_bench_transfer
+
+    asyncio.run(run_bench_transfer(console, blocks or [1, 4, 16, 64], repeats, out))
