@@ -27,9 +27,10 @@ from weir.rpc.channel import channel
 from weir.rpc.limits import RpcLimits
 from weir.rpc.server import RpcServer, serve
 from weir.rpc.v1 import router_pb2_grpc
-from weir.services.router.book import BookLimits, RequestBook
+from weir.services.router.book import RequestBook
 from weir.services.router.catalog import Catalog
 from weir.services.router.events import LifecyclePublisher
+from weir.services.router.facts import BookLimits
 from weir.services.router.fleet import Fleet
 from weir.services.router.http_door import HttpDoor, HttpLimits
 from weir.services.router.intake import Intake

@@ -1,6 +1,7 @@
 """The truth about every request of this router. Pure: facts and times come in, commands go out.
 
-    admit ─► waiting ─► dispatched: BeginPrefill to P, and at once BeginDecode to D if one has room (early binding)
+    admit ─► waiting ─► dispatched: BeginPrefill to P; once it runs there, BeginDecode to D if one has room (early
+                │                   binding)
                 │           KvReady, FirstToken:  P ─► D as they come; the first token to the consumer too
                 │           read proven: the lease is released; tokens: D ─► consumer
                 │           refused by D: P keeps the KV, any D that gets room takes it (late binding)
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from weir.errors import DeadlineExceeded, RequestCancelled, ResourceExhausted, Unavailable, WeirError
@@ -29,57 +29,21 @@ from weir.services.router.commands import (
     SendFirstToken,
     SendKvReady,
 )
-from weir.services.router.ending import error_of, exhausted, over_budget
+from weir.services.router.ending import error_of
 from weir.services.router.entry import NEVER_S, Entry
+from weir.services.router.facts import BookLimits, EndedNews, FirstTokenNews
 from weir.services.router.fleet import Fleet
 from weir.services.router.ledger import Ledger
 from weir.services.router.placing import Placing
 from weir.services.router.policy import Policy
-from weir.services.router.retry import RetryBudget, backoff_s
+from weir.services.router.recovery import Recovery
+from weir.services.router.retry import RetryBudget
 from weir.services.router.timers import Timers
 
-REREADABLE = frozenset({"checksum", "transport", "timeout"})
-"""Void reads that another read under the same lease may heal; the others need another prefill."""
-MIN_REFUSAL_S = 0.05
 FATAL_CODES = frozenset({"INVALID_ARGUMENT", "UNIMPLEMENTED", "UNAUTHENTICATED"})
 """Ends that no other worker would change."""
 DEADLINE_SLACK_S = 0.05
 """A worker may notice a deadline this much before the router does."""
-
-
-@dataclass(frozen=True, slots=True)
-class BookLimits:
-    """Bounds. ``orphan_read_s``: how long D's read is waited for once its P is gone."""
-
-    max_active: int = 1024
-    max_queued: int = 1024
-    queue_timeout_s: float = 60.0
-    max_attempts: int = 3
-    backoff_first_s: float = 0.02
-    lease_s: float = 30.0
-    orphan_read_s: float = 2.0
-
-
-@dataclass(slots=True)
-class FirstTokenNews:
-    """P's first token of an attempt. ``message`` is what D is to get of it, passed on as it came."""
-
-    index: int
-    token: int
-    logprobs: Sequence[Any]
-    finish: FinishReason | None
-    cached_tokens: int
-    prefill_ms: float
-    message: Any
-
-
-@dataclass(slots=True)
-class EndedNews:
-    """Nothing of an attempt is left on a worker; ``code`` is OK when it ended as it should."""
-
-    code: str
-    message: str = ""
-    retry_after_ms: float = 0.0
 
 
 class RequestBook:
@@ -93,16 +57,14 @@ class RequestBook:
         budget: RetryBudget,
         random: Callable[[], float],
     ) -> None:
-        self.void_reads: Counter[str] = Counter()
-        self.retries: Counter[str] = Counter()
         self._fleet = fleet
         self._limits = limits
         self._budget = budget
-        self._random = random
         self._ledger = Ledger(fleet)
         self._entries = self._ledger.entries
         self._timers = Timers(self._entries)
         self._placing = Placing(self._ledger, self._timers, fleet, policy, limits.lease_s)
+        self._recovery = Recovery(self._ledger, self._placing, self._timers, fleet, limits, budget, random)
 
     # what is asked of the book
 
@@ -127,6 +89,16 @@ class RequestBook:
     def stale_facts(self) -> int:
         """Facts that were ignored because their attempt or leg is no more."""
         return self._ledger.stale_facts
+
+    @property
+    def void_reads(self) -> Counter[str]:
+        """Void reads, by reason."""
+        return self._recovery.void_reads
+
+    @property
+    def retries(self) -> Counter[str]:
+        """Further tries, by what made them necessary."""
+        return self._recovery.retries
 
     @property
     def local_prefills(self) -> Counter[str]:
@@ -184,7 +156,7 @@ class RequestBook:
         if entry is None:
             return False
         self._ledger.commands.append(PublishCancel(request_id, entry.attempt, reason))
-        self._fail(entry, now_s, RequestCancelled(reason), RequestState.CANCELLED)
+        self._recovery.fail(entry, now_s, RequestCancelled(reason), RequestState.CANCELLED)
         return True
 
     def stop(self, request_id: str, tokens: int, stop_string: str, now_s: float) -> None:
@@ -194,23 +166,26 @@ class RequestBook:
             return
         assert 0 < tokens <= len(entry.generated), "a stop string ends in what was emitted"
         del entry.generated[tokens:]
-        self._finish(entry, now_s, FinishReason.STOP, stop_string=stop_string)
+        self._recovery.finish(entry, now_s, FinishReason.STOP, stop_string=stop_string)
 
     def close(self, now_s: float, reason: str) -> None:
         """End everything: the router stops."""
         self._placing.stop()
         for entry in list(self._entries.values()):
-            self._fail(entry, now_s, Unavailable(reason), RequestState.FAILED)
+            self._recovery.fail(entry, now_s, Unavailable(reason), RequestState.FAILED)
 
     # facts: from the prefill leg
 
     def prefill_started(
-        self, worker: WorkerKey, request_id: str, attempt: int, cached_tokens: int, queue_ms: float
+        self, worker: WorkerKey, request_id: str, attempt: int, cached_tokens: int, queue_ms: float, now_s: float
     ) -> None:
-        """The prompt began to run."""
+        """The prompt began to run: D may read along."""
         entry = self._ledger.on_leg(request_id, attempt, worker, prefill=True)
         if entry is None:
             return
+        if not entry.prefill_started:
+            self._ledger.prefill_begun(entry)
+            self._placing.bind_unbound(now_s)
         entry.prefill_cached_tokens = cached_tokens
         if not entry.generated:
             entry.stamps.worker_queue_ms = queue_ms
@@ -222,6 +197,8 @@ class RequestBook:
         entry = self._ledger.on_leg(request_id, attempt, worker, prefill=True)
         if entry is None:
             return
+        if not entry.prefill_started:
+            self._ledger.prefill_begun(entry)
         entry.lease_id = lease_id
         entry.tickets.append(ticket)
         entry.final_ticket = entry.final_ticket or final
@@ -235,8 +212,10 @@ class RequestBook:
             return
         if news.index != len(entry.generated):
             what = f"first token has index {news.index}, not {len(entry.generated)}"
-            self._fault(entry, worker, what, now_s)
+            self._recovery.fault(entry, worker, what, now_s)
             return
+        if not entry.prefill_started:
+            self._ledger.prefill_begun(entry)
         self._fleet.settle(worker, request_id)
         entry.first_token = news.message
         entry.prefill_cached_tokens = news.cached_tokens
@@ -251,7 +230,7 @@ class RequestBook:
             self._ledger.enter(entry, RequestState.TRANSFERRING, now_s)
             self._end_prefill_if_done(entry)
         else:
-            self._await_decode(entry, now_s)
+            self._recovery.await_decode(entry, now_s)
 
     # facts: from the decode leg
 
@@ -284,7 +263,7 @@ class RequestBook:
         if entry is None or entry.local or entry.read_done:
             return
         if void_reason:
-            self._read_void(entry, worker, void_reason, detail, now_s)
+            self._recovery.read_void(entry, worker, void_reason, detail, now_s)
             return
         entry.read_done = True
         entry.read_until_s = NEVER_S
@@ -313,14 +292,14 @@ class RequestBook:
         sent = len(entry.generated)
         if first_index != sent:
             if first_index > sent:
-                self._fault(entry, worker, f"tokens start at index {first_index}, not {sent}", now_s)
+                self._recovery.fault(entry, worker, f"tokens start at index {first_index}, not {sent}", now_s)
                 return
             tokens, logprobs = tokens[sent - first_index :], logprobs[sent - first_index :]
             if not tokens and finish is None:
                 return
         if entry.state is not RequestState.DECODING:
             if not entry.local and entry.first_token is None:
-                self._fault(entry, worker, "tokens came before the first token was sent", now_s)
+                self._recovery.fault(entry, worker, "tokens came before the first token was sent", now_s)
                 return
             self._begin_decoding(entry, prefill_ms, now_s)
         if finish is not None:
@@ -348,15 +327,15 @@ class RequestBook:
         else:
             self._ledger.unlink_decode(entry)
         if news.code in FATAL_CODES:
-            self._fail(entry, now_s, error, RequestState.FAILED)
+            self._recovery.fail(entry, now_s, error, RequestState.FAILED)
         elif news.code == "RESOURCE_EXHAUSTED":
-            self._refused(entry, worker, prefill, error, news.retry_after_ms, now_s)
+            self._recovery.refused(entry, worker, prefill, error, news.retry_after_ms, now_s)
         elif news.code != "DEADLINE_EXCEEDED":
-            self._leg_gone(entry, worker, prefill, error, now_s, charged=news.code != "OK")
+            self._recovery.leg_gone(entry, worker, prefill, error, now_s, charged=news.code != "OK")
         elif now_s >= entry.admission.deadline_s - DEADLINE_SLACK_S:
-            self._fail(entry, now_s, error, RequestState.FAILED)
+            self._recovery.fail(entry, now_s, error, RequestState.FAILED)
         else:  # only the lease has lapsed
-            self._leg_gone(entry, worker, prefill, error, now_s, charged=False)
+            self._recovery.leg_gone(entry, worker, prefill, error, now_s, charged=False)
 
     def worker_lost(self, worker: WorkerKey, now_s: float) -> None:
         """The sessions with ``worker`` are broken: it has dropped, or will drop, all that it had of ours."""
@@ -368,10 +347,10 @@ class RequestBook:
             error = Unavailable(f"worker {worker} was lost")
             if entry is not None and entry.prefill == worker:
                 self._ledger.unlink_prefill(entry)
-                self._leg_gone(entry, worker, True, error, now_s, charged=False)
+                self._recovery.leg_gone(entry, worker, True, error, now_s, charged=False)
             if entry is not None and entry.decode == worker:
                 self._ledger.unlink_decode(entry)
-                self._leg_gone(entry, worker, False, error, now_s, charged=False)
+                self._recovery.leg_gone(entry, worker, False, error, now_s, charged=False)
         assert worker not in self._ledger.legs, "a lost worker has no legs"
 
     def fleet_changed(self, now_s: float) -> None:
@@ -388,16 +367,16 @@ class RequestBook:
             allowed_s = entry.admission.deadline_s - entry.admission.received_s
             error: WeirError = DeadlineExceeded(f"{allowed_s:.3f} s passed while {entry.state.value}")
             self._ledger.commands.append(PublishCancel(entry.request_id, entry.attempt, "deadline"))
-            self._fail(entry, now_s, error, RequestState.FAILED)
+            self._recovery.fail(entry, now_s, error, RequestState.FAILED)
         elif now_s >= entry.retry_s:
             entry.retry_s = NEVER_S
             self._placing.wait(entry)
             self._placing.run(now_s)
         elif now_s >= entry.read_until_s:
             error = Unavailable(f"{entry.prefill_name} was lost before its KV was read")
-            self._retry(entry, error, "prefill_lost", now_s, charged=False)
+            self._recovery.retry(entry, error, "prefill_lost", now_s, charged=False)
         elif (entry.waiting or entry.idles_prefilled) and now_s >= entry.patience_s:
-            self._give_up(entry, now_s)
+            self._recovery.give_up(entry, now_s)
         else:
             self._placing.run(now_s)  # a refusal may have lapsed
 
@@ -428,7 +407,7 @@ class RequestBook:
             if len(tokens) < left:
                 return True
             finish = FinishReason.LENGTH
-        self._finish(entry, now_s, finish, usage=usage)
+        self._recovery.finish(entry, now_s, finish, usage=usage)
         return False
 
     def _begin_decoding(self, entry: Entry, prefill_ms: float, now_s: float) -> None:
@@ -446,151 +425,6 @@ class RequestBook:
         """Once the KV is proven and the first token is out, P has nothing more for this request."""
         if entry.read_done and entry.first_token is not None and entry.prefill is not None:
             self._ledger.end_prefill(entry, "its KV was read")
-
-    def _await_decode(self, entry: Entry, now_s: float) -> None:
-        """The prompt is prefilled, or will be, and no D is bound: take the first that has room."""
-        entry.patience_s = max(entry.patience_s, now_s + self._limits.queue_timeout_s)
-        self._timers.watch(entry, entry.patience_s)
-        self._placing.bind_unbound(now_s)
-
-    # failing and trying again
-
-    def _read_void(self, entry: Entry, worker: WorkerKey, reason: str, detail: str, now_s: float) -> None:
-        """Read again once if that can help and the lease lives; else prefill again."""
-        self.void_reads[reason] += 1
-        entry.void_reads += 1
-        if entry.prefill is not None and reason in REREADABLE and entry.void_reads == 1:
-            self._ledger.commands.extend([SendKvReady(worker, ticket) for ticket in entry.tickets])
-            return
-        error = Unavailable(f"KV read void on {worker.worker_id} ({reason}): {detail}")
-        self._retry(entry, error, "read_void", now_s, charged=True)
-
-    def _refused(
-        self,
-        entry: Entry,
-        worker: WorkerKey,
-        prefill: bool,
-        error: WeirError,
-        retry_after_ms: float,
-        now_s: float,
-    ) -> None:
-        """No room there for now. That is no failure before work was done: somebody else, or later."""
-        entry.last_error = f"({error})"
-        until_s = now_s + max(retry_after_ms / 1e3, MIN_REFUSAL_S)
-        view = self._fleet.get(worker)
-        if view is not None and prefill:
-            view.refuses_prefill_until_s = until_s
-        elif view is not None:
-            view.refuses_decode_until_s = until_s
-        self._timers.watch(entry, until_s)
-        if entry.state is RequestState.DECODING or (prefill and entry.first_token is not None):
-            self._leg_gone(entry, worker, prefill, error, now_s, charged=True)
-        elif not prefill and entry.prefill is not None and not entry.read_done:
-            self._await_decode(entry, now_s)
-        else:
-            self._ledger.drop_legs(entry, "refused by the other leg")
-            self._placing.wait(entry)
-            self._placing.run(now_s)
-
-    def _leg_gone(
-        self,
-        entry: Entry,
-        worker: WorkerKey,
-        prefill: bool,
-        error: WeirError,
-        now_s: float,
-        *,
-        charged: bool,
-    ) -> None:
-        if charged:
-            entry.avoid |= {worker}
-        if prefill:
-            self._prefill_gone(entry, error, now_s, charged=charged)
-        else:
-            self._decode_gone(entry, error, now_s, charged=charged)
-
-    def _prefill_gone(self, entry: Entry, error: WeirError, now_s: float, *, charged: bool) -> None:
-        """Nothing of the attempt is on P any more. Fine once D has its KV; D may be just reading it."""
-        if entry.first_token is not None and entry.decode is not None:
-            if entry.read_done:
-                return
-            if entry.final_ticket:
-                entry.read_until_s = now_s + self._limits.orphan_read_s
-                self._timers.watch(entry, entry.read_until_s)
-                return
-        self._retry(entry, error, "prefill_lost", now_s, charged=charged)
-
-    def _decode_gone(self, entry: Entry, error: WeirError, now_s: float, *, charged: bool) -> None:
-        """Nothing of the attempt is on D any more: another D under the same lease, or another attempt."""
-        if entry.prefill is None or entry.read_done:
-            self._retry(entry, error, "decode_lost", now_s, charged=charged)
-            return
-        entry.failures += 1
-        if entry.failures >= self._limits.max_attempts:
-            self._fail(entry, now_s, exhausted(error, entry.failures), RequestState.FAILED)
-            return
-        self.retries["rebind"] += 1
-        self._await_decode(entry, now_s)
-
-    def _fault(self, entry: Entry, worker: WorkerKey, what: str, now_s: float) -> None:
-        """A worker broke the protocol for this request: do it again, elsewhere if possible."""
-        entry.avoid |= {worker}
-        error = Unavailable(f"fault of {worker.worker_id}: {what}")
-        self._retry(entry, error, "fault", now_s, charged=True)
-
-    def _retry(self, entry: Entry, error: WeirError, kind: str, now_s: float, *, charged: bool) -> None:
-        """Prefill again after a back-off, from the prompt and the tokens already sent."""
-        self._ledger.drop_legs(entry, f"attempt {entry.attempt} failed")
-        entry.failures += 1
-        if entry.failures >= self._limits.max_attempts:
-            self._fail(entry, now_s, exhausted(error, entry.failures), RequestState.FAILED)
-            return
-        if charged and not self._budget.take(now_s):
-            self._fail(entry, now_s, over_budget(error), RequestState.FAILED)
-            return
-        self.retries[kind] += 1
-        entry.last_error = f"({error})"
-        wait_s = backoff_s(entry.failures, self._limits.backoff_first_s, self._random())
-        entry.retry_s = now_s + wait_s
-        entry.patience_s = entry.retry_s + self._limits.queue_timeout_s
-        self._timers.watch(entry, entry.retry_s)
-
-    def _give_up(self, entry: Entry, now_s: float) -> None:
-        """No worker took it within its patience."""
-        model = entry.admission.model
-        waited_s = now_s - entry.admission.received_s
-        error: WeirError
-        if self._fleet.serving(model):
-            error = ResourceExhausted(f"no room on any worker for {waited_s:.1f} s {entry.last_error}", 1.0)
-        else:
-            error = Unavailable(f"no worker for model {model!r} within {waited_s:.1f} s {entry.last_error}")
-        untouched = entry.attempt == 0
-        self._fail(entry, now_s, error, RequestState.REJECTED if untouched else RequestState.FAILED)
-
-    # ending
-
-    def _finish(
-        self,
-        entry: Entry,
-        now_s: float,
-        reason: FinishReason,
-        *,
-        stop_string: str = "",
-        usage: Any | None = None,
-    ) -> None:
-        """The normal end. A lease that is still open is released, legs that still run are cancelled."""
-        if entry.prefill is not None and entry.first_token is not None:
-            self._ledger.end_prefill(entry, "finished")
-        self._placing.leave(entry)
-        self._ledger.end(entry, now_s, RequestState.FINISHED, reason, stop_string=stop_string, usage=usage)
-        self._placing.run(now_s)
-
-    def _fail(self, entry: Entry, now_s: float, error: WeirError, state: RequestState) -> None:
-        cancelled = state is RequestState.CANCELLED
-        reason = FinishReason.CANCELLED if cancelled else FinishReason.ERROR
-        self._placing.leave(entry)
-        self._ledger.end(entry, now_s, state, reason, error=error)
-        self._placing.run(now_s)
 
 
 def _stamp(entry: Entry, now_s: float) -> None:

@@ -43,6 +43,7 @@ class Entry:
         "prefill",
         "prefill_cached_tokens",
         "prefill_name",
+        "prefill_started",
         "read_done",
         "read_until_s",
         "released",
@@ -85,6 +86,7 @@ class Entry:
         assert self.prefill is None, "a prefill leg would be forgotten"
         assert self.decode is None, "a decode leg would be forgotten"
         self.local = False
+        self.prefill_started = False
         self.lease_id = 0
         self.tickets: list[Any] = []
         self.final_ticket = False
@@ -114,8 +116,8 @@ class Entry:
 
     @property
     def awaits_decode(self) -> bool:
-        """Whether it is on a prefill worker and no decode worker is bound."""
-        return self.prefill is not None and self.decode is None
+        """Whether its prefill runs, or is done, and no decode worker is bound."""
+        return self.prefill_started and self.prefill is not None and self.decode is None
 
     @property
     def idles_prefilled(self) -> bool:

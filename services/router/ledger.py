@@ -34,7 +34,7 @@ class Ledger:
         self.entries: dict[str, Entry] = {}
         self.legs: dict[WorkerKey, set[str]] = {}
         self.unbound: dict[str, None] = {}
-        """Requests on a prefill worker without a decode worker, in the order in which they became so."""
+        """Requests whose prefill has begun, without a decode worker, in the order in which they became so."""
         self.ended: Counter[str] = Counter()
         self.stale_facts = 0
 
@@ -77,6 +77,11 @@ class Ledger:
         entry.decode = worker
         entry.decode_name = worker.worker_id
         self.legs.setdefault(worker, set()).add(entry.request_id)
+        self._index_unbound(entry)
+
+    def prefill_begun(self, entry: Entry) -> None:
+        """P has the prompt's blocks: from now on its KV comes by computing alone."""
+        entry.prefill_started = True
         self._index_unbound(entry)
 
     def unlink_prefill(self, entry: Entry) -> None:

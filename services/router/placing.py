@@ -70,7 +70,12 @@ class Placing:
             self.bind_unbound(now_s)
 
     def bind_unbound(self, now_s: float) -> None:
-        """Late binding: finished KV, oldest first, goes to any D that has room."""
+        """What P has begun or finished, oldest first, goes to any D that has room: early and late binding.
+
+        Not before P has begun: a sequence that waits on D takes room there, and may take it only if nothing but
+        computing stands between it and its KV. Else those that wait for P's memory and those that hold it while
+        they wait for D's could wait for each other.
+        """
         full: set[str] = set()
         for request_id in list(self._ledger.unbound):
             entry = self._ledger.entries[request_id]
@@ -115,8 +120,6 @@ class Placing:
             self._begin_local(entry, choice.decode, choice.reason, now_s)
         else:
             self._begin_prefill(entry, choice.prefill, now_s)
-            if choice.decode is not None:
-                self._bind(entry, choice.decode, now_s)
         return True
 
     def _begin_prefill(self, entry: Entry, view: WorkerView, now_s: float) -> None:

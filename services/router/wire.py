@@ -7,13 +7,14 @@ from weir.ids import WorkerKey
 from weir.lifecycle import FinishReason
 from weir.rpc.convert import finish_from_pb, sampling_to_pb
 from weir.rpc.v1 import common_pb2, decode_pb2, kv_pb2, prefill_pb2
-from weir.services.router.book import EndedNews, FirstTokenNews, RequestBook
+from weir.services.router.book import RequestBook
 from weir.services.router.commands import (
     SendBeginDecode,
     SendBeginPrefill,
     SendCancel,
     SendRelease,
 )
+from weir.services.router.facts import EndedNews, FirstTokenNews
 
 NO_LOGPROBS: tuple[common_pb2.PositionLogprobs, ...] = ()
 _FINISH = {value: finish_from_pb(value) for value in common_pb2.FinishReason.values()}
@@ -81,7 +82,9 @@ def take_prefill_news(
 ) -> None:
     """Tell ``book`` what one message of a prefill session says."""
     for started in message.started:
-        book.prefill_started(worker, started.request_id, started.attempt, started.cached_tokens, started.queue_ms)
+        book.prefill_started(
+            worker, started.request_id, started.attempt, started.cached_tokens, started.queue_ms, now_s
+        )
     for ready in message.kv_ready:
         ticket = ready.ticket
         book.kv_ready(worker, ticket.request_id, ticket.attempt, ticket.lease_id, ticket.final, ready)

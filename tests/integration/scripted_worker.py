@@ -206,6 +206,7 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
         for begin in message.begin:
             self.script.begun.append(begin)
             self._prefills[begin.request_id, begin.attempt] = begin
+            self._tell_started(begin)
         for cancel in message.cancel:
             self.script.cancelled.append(cancel.request_id)
             self._prefills.pop((cancel.request_id, cancel.attempt), None)
@@ -244,6 +245,12 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
         context = [*begin.prompt_token_ids, *begin.generated_token_ids]
         self._sequences[begin.request_id, begin.attempt] = Running(begin, context, read=local, started=local)
 
+    def _tell_started(self, begin: prefill_pb2.BeginPrefill) -> None:
+        out = self._prefill_out
+        assert out is not None
+        out.message.started.add(request_id=begin.request_id, attempt=begin.attempt, queue_ms=0.25)
+        out.wake.set()
+
     # work
 
     def _run(self) -> None:
@@ -262,7 +269,6 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
         context = [*begin.prompt_token_ids, *begin.generated_token_ids]
         self._last_lease += 1
         self._leases[begin.request_id, begin.attempt] = self._last_lease
-        out.message.started.add(**key, cached_tokens=0, queue_ms=0.25)
         blocks = -(-len(context) // BLOCK_SIZE)
         for final in (False, True):
             out.message.kv_ready.add(

@@ -119,7 +119,7 @@ async def cluster(folder: Path) -> AsyncIterator[Cluster]:
     await made.check_clean()
     made.app.router._book.check_integrity()
     await made.stop()
-    assert len(asyncio.all_tasks()) <= before
+    await made.until(lambda: len(asyncio.all_tasks()) <= before)
 
 
 async def text_of(cluster: Cluster, tokens: list[int]) -> str:
@@ -226,7 +226,7 @@ async def test_a_client_that_leaves_while_prefilling(cluster: Cluster) -> None:
     p.script.hold_prefill = True
     stream = cluster.client.generate(PROMPT, max_tokens=40)
     assert isinstance(await anext(stream), Accepted)
-    await p.until(lambda: bool(p.script.begun))
+    await d.until(lambda: bool(d.script.begun))
     await stream.aclose()  # type: ignore[attr-defined]
     await cluster.check_clean()
     assert (len(p.script.cancelled), len(d.script.cancelled)) == (1, 1)

@@ -8,9 +8,18 @@ from typing import Any, TypeVar
 from weir.engine.sampling import SamplingParams
 from weir.ids import WorkerKey
 from weir.lifecycle import FinishReason, Role
-from weir.services.router.book import BookLimits, EndedNews, FirstTokenNews, RequestBook
-from weir.services.router.commands import Admission, Command, Emit, End, PublishCancel, PublishState
+from weir.services.router.book import RequestBook
+from weir.services.router.commands import (
+    Admission,
+    Command,
+    Emit,
+    End,
+    PublishCancel,
+    PublishState,
+    SendBeginPrefill,
+)
 from weir.services.router.entry import NEVER_S
+from weir.services.router.facts import BookLimits, EndedNews, FirstTokenNews
 from weir.services.router.fleet import Fleet, Load, WorkerInfo
 from weir.services.router.policy import LeastLoaded
 from weir.services.router.retry import RetryBudget
@@ -58,6 +67,7 @@ class Stage:
         self.now_s = 100.0
         self.reports = 0
         self.seen: list[Command] = []
+        self.prefills_begin = True
         self.book = RequestBook(self.fleet, LeastLoaded(), BookLimits(**limits), RetryBudget(0.2, 10), lambda: 0.5)
         for worker in workers:
             self.up(worker)
@@ -147,9 +157,17 @@ class Stage:
     # commands
 
     def sent(self) -> list[Command]:
-        """What workers are sent since the last call, in order; the rest is kept for the other questions."""
+        """What workers are sent since the last call, in order; the rest is kept for the other questions.
+
+        Prefills begin at once, unless ``prefills_begin`` is off.
+        """
         self.book.check_integrity()
         commands = self.book.drain()
+        for begin in [command for command in commands if isinstance(command, SendBeginPrefill)]:
+            if self.prefills_begin:
+                self.book.prefill_started(begin.worker, begin.admission.request_id, begin.attempt, 2, 1.5, self.now_s)
+        commands += self.book.drain()
+        self.book.check_integrity()
         others = (Emit, End, PublishState, PublishCancel)
         self.seen += [command for command in commands if isinstance(command, others)]
         return [command for command in commands if not isinstance(command, others)]

@@ -15,6 +15,7 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 def decoding(stage: Stage) -> Stage:
     """Brings the request to DECODING on D1 with tokens 10, 11 sent; commands so far are forgotten."""
     stage.admit()
+    stage.sent()
     stage.ticket(P1, "t1", final=True)
     stage.first(P1, 10)
     stage.read(D1)
@@ -26,6 +27,7 @@ def decoding(stage: Stage) -> Stage:
 def transferring(stage: Stage) -> Stage:
     """Brings the request to TRANSFERRING, D1 reading, token 10 sent."""
     stage.admit()
+    stage.sent()
     stage.ticket(P1, "t1", final=True)
     stage.first(P1, 10)
     stage.sent()
@@ -36,7 +38,7 @@ def test_a_split_request_from_start_to_end() -> None:
     stage = Stage(P1, D1)
     stage.admit()
     assert stage.names() == ["BeginPrefill prefill-1 1", "BeginDecode decode-1 1"]
-    stage.book.prefill_started(P1, "r", 1, 2, 1.5)
+    stage.book.prefill_started(P1, "r", 1, 2, 1.5, stage.now_s)
     stage.ticket(P1, "t1")
     stage.ticket(P1, "t2", final=True)
     stage.first(P1, 10)
@@ -72,7 +74,7 @@ def test_usage_and_timings_add_up() -> None:
     stage = Stage(P1, D1)
     stage.admit()
     stage.now_s += 0.010
-    stage.book.prefill_started(P1, "r", 1, 2, 4.0)
+    stage.book.prefill_started(P1, "r", 1, 2, 4.0, stage.now_s)
     stage.now_s += 0.020
     stage.ticket(P1, "t", final=True)
     stage.first(P1, 10)
@@ -232,6 +234,7 @@ def test_refused_for_too_long_is_resource_exhausted() -> None:
 def test_prefill_worker_lost_while_prefilling() -> None:
     stage = Stage(P1, P2, D1)
     stage.admit()
+    stage.sent()
     stage.ticket(P1, "t1")
     stage.sent()
     stage.lose(P1)
@@ -286,6 +289,7 @@ def test_prefill_worker_lost_before_its_last_ticket() -> None:
 def test_decode_worker_lost_while_prefilling_binds_another() -> None:
     stage = Stage(P1, D1, D2)
     stage.admit()
+    stage.sent()
     stage.ticket(P1, "t1")
     stage.sent()
     stage.lose(D1)
@@ -427,6 +431,7 @@ def test_invalid_argument_from_a_worker_is_final() -> None:
 def test_an_older_attempt_is_ignored() -> None:
     stage = Stage(P1, P2, D1)
     stage.admit()
+    stage.sent()
     stage.lose(P1)
     stage.advance(0.02)
     stage.sent()

@@ -13,7 +13,7 @@ from weir.engine.sampling import SamplingParams
 from weir.errors import ResourceExhausted
 from weir.ids import WorkerKey
 from weir.lifecycle import FinishReason, RequestState, Role
-from weir.services.router.book import BookLimits, EndedNews, FirstTokenNews, RequestBook
+from weir.services.router.book import RequestBook
 from weir.services.router.commands import (
     Admission,
     Emit,
@@ -25,6 +25,7 @@ from weir.services.router.commands import (
     SendKvReady,
     SendRelease,
 )
+from weir.services.router.facts import BookLimits, EndedNews, FirstTokenNews
 from weir.services.router.fleet import Fleet, Load
 from weir.services.router.policy import LeastLoaded
 from weir.services.router.retry import RetryBudget
@@ -140,7 +141,7 @@ class Chaos:
         worker, _, request_id, attempt = leg
         kind = self.random.randrange(3)
         if kind == 0:
-            self.book.prefill_started(worker, request_id, attempt, 1, 1.0)
+            self.book.prefill_started(worker, request_id, attempt, 1, 1.0, self.now_s)
         elif kind == 1:
             final = self.random.random() < 0.5
             self.book.kv_ready(worker, request_id, attempt, LEASE, final, "ticket")

@@ -1,0 +1,44 @@
+"""What the request book is told that has several parts, and its bounds. Pure values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weir.lifecycle import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class BookLimits:
+    """Bounds. ``orphan_read_s``: how long D's read is waited for once its P is gone."""
+
+    max_active: int = 1024
+    max_queued: int = 1024
+    queue_timeout_s: float = 60.0
+    max_attempts: int = 3
+    backoff_first_s: float = 0.02
+    lease_s: float = 30.0
+    orphan_read_s: float = 2.0
+
+
+@dataclass(slots=True)
+class FirstTokenNews:
+    """P's first token of an attempt. ``message`` is what D is to get of it, passed on as it came."""
+
+    index: int
+    token: int
+    logprobs: Sequence[Any]
+    finish: FinishReason | None
+    cached_tokens: int
+    prefill_ms: float
+    message: Any
+
+
+@dataclass(slots=True)
+class EndedNews:
+    """Nothing of an attempt is left on a worker; ``code`` is OK when it ended as it should."""
+
+    code: str
+    message: str = ""
+    retry_after_ms: float = 0.0

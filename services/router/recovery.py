@@ -1,0 +1,193 @@
+"""How requests end, and what is done before they have to: another read, another worker, another attempt. Pure.
+
+See the failure table in the design: what is lost decides, together with what the consumer already has. ``charged``
+failures were reported by living workers: they count against the retry budget, and the worker is avoided.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from weir.errors import ResourceExhausted, Unavailable, WeirError
+from weir.ids import WorkerKey
+from weir.lifecycle import FinishReason, RequestState
+from weir.services.router.commands import SendKvReady
+from weir.services.router.ending import exhausted, over_budget
+from weir.services.router.entry import Entry
+from weir.services.router.facts import BookLimits
+from weir.services.router.fleet import Fleet
+from weir.services.router.ledger import Ledger
+from weir.services.router.placing import Placing
+from weir.services.router.retry import RetryBudget, backoff_s
+from weir.services.router.timers import Timers
+
+REREADABLE = frozenset({"checksum", "transport", "timeout"})
+"""Void reads that another read under the same lease may heal; the others need another prefill."""
+MIN_REFUSAL_S = 0.05
+
+
+class Recovery:
+    """Changes entries through ledger and placing; ``random`` gives numbers in [0, 1) for jitter."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        placing: Placing,
+        timers: Timers,
+        fleet: Fleet,
+        limits: BookLimits,
+        budget: RetryBudget,
+        random: Callable[[], float],
+    ) -> None:
+        self.void_reads: Counter[str] = Counter()
+        self.retries: Counter[str] = Counter()
+        self._ledger = ledger
+        self._placing = placing
+        self._timers = timers
+        self._fleet = fleet
+        self._limits = limits
+        self._budget = budget
+        self._random = random
+
+    def await_decode(self, entry: Entry, now_s: float) -> None:
+        """The prompt is prefilled, or will be, and no D is bound: take the first that has room."""
+        entry.patience_s = max(entry.patience_s, now_s + self._limits.queue_timeout_s)
+        self._timers.watch(entry, entry.patience_s)
+        self._placing.bind_unbound(now_s)
+
+    def read_void(self, entry: Entry, worker: WorkerKey, reason: str, detail: str, now_s: float) -> None:
+        """Read again once if that can help and the lease lives; else prefill again."""
+        self.void_reads[reason] += 1
+        entry.void_reads += 1
+        if entry.prefill is not None and reason in REREADABLE and entry.void_reads == 1:
+            self._ledger.commands.extend([SendKvReady(worker, ticket) for ticket in entry.tickets])
+            return
+        error = Unavailable(f"KV read void on {worker.worker_id} ({reason}): {detail}")
+        self.retry(entry, error, "read_void", now_s, charged=True)
+
+    def refused(
+        self,
+        entry: Entry,
+        worker: WorkerKey,
+        prefill: bool,
+        error: WeirError,
+        retry_after_ms: float,
+        now_s: float,
+    ) -> None:
+        """No room there for now. That is no failure before work was done: somebody else, or later."""
+        entry.last_error = f"({error})"
+        until_s = now_s + max(retry_after_ms / 1e3, MIN_REFUSAL_S)
+        view = self._fleet.get(worker)
+        if view is not None and prefill:
+            view.refuses_prefill_until_s = until_s
+        elif view is not None:
+            view.refuses_decode_until_s = until_s
+        self._timers.watch(entry, until_s)
+        if entry.state is RequestState.DECODING or (prefill and entry.first_token is not None):
+            self.leg_gone(entry, worker, prefill, error, now_s, charged=True)
+        elif not prefill and entry.prefill is not None and not entry.read_done:
+            self.await_decode(entry, now_s)
+        else:
+            self._ledger.drop_legs(entry, "refused by the other leg")
+            self._placing.wait(entry)
+            self._placing.run(now_s)
+
+    def leg_gone(
+        self,
+        entry: Entry,
+        worker: WorkerKey,
+        prefill: bool,
+        error: WeirError,
+        now_s: float,
+        *,
+        charged: bool,
+    ) -> None:
+        if charged:
+            entry.avoid |= {worker}
+        if prefill:
+            self._prefill_gone(entry, error, now_s, charged=charged)
+        else:
+            self._decode_gone(entry, error, now_s, charged=charged)
+
+    def _prefill_gone(self, entry: Entry, error: WeirError, now_s: float, *, charged: bool) -> None:
+        """Nothing of the attempt is on P any more. Fine once D has its KV; D may be just reading it."""
+        if entry.first_token is not None and entry.decode is not None:
+            if entry.read_done:
+                return
+            if entry.final_ticket:
+                entry.read_until_s = now_s + self._limits.orphan_read_s
+                self._timers.watch(entry, entry.read_until_s)
+                return
+        self.retry(entry, error, "prefill_lost", now_s, charged=charged)
+
+    def _decode_gone(self, entry: Entry, error: WeirError, now_s: float, *, charged: bool) -> None:
+        """Nothing of the attempt is on D any more: another D under the same lease, or another attempt."""
+        if entry.prefill is None or entry.read_done:
+            self.retry(entry, error, "decode_lost", now_s, charged=charged)
+            return
+        entry.failures += 1
+        if entry.failures >= self._limits.max_attempts:
+            self.fail(entry, now_s, exhausted(error, entry.failures), RequestState.FAILED)
+            return
+        self.retries["rebind"] += 1
+        self.await_decode(entry, now_s)
+
+    def fault(self, entry: Entry, worker: WorkerKey, what: str, now_s: float) -> None:
+        """A worker broke the protocol for this request: do it again, elsewhere if possible."""
+        entry.avoid |= {worker}
+        error = Unavailable(f"fault of {worker.worker_id}: {what}")
+        self.retry(entry, error, "fault", now_s, charged=True)
+
+    def retry(self, entry: Entry, error: WeirError, kind: str, now_s: float, *, charged: bool) -> None:
+        """Prefill again after a back-off, from the prompt and the tokens already sent."""
+        self._ledger.drop_legs(entry, f"attempt {entry.attempt} failed")
+        entry.failures += 1
+        if entry.failures >= self._limits.max_attempts:
+            self.fail(entry, now_s, exhausted(error, entry.failures), RequestState.FAILED)
+            return
+        if charged and not self._budget.take(now_s):
+            self.fail(entry, now_s, over_budget(error), RequestState.FAILED)
+            return
+        self.retries[kind] += 1
+        entry.last_error = f"({error})"
+        wait_s = backoff_s(entry.failures, self._limits.backoff_first_s, self._random())
+        entry.retry_s = now_s + wait_s
+        entry.patience_s = entry.retry_s + self._limits.queue_timeout_s
+        self._timers.watch(entry, entry.retry_s)
+
+    def give_up(self, entry: Entry, now_s: float) -> None:
+        """No worker took it within its patience."""
+        model = entry.admission.model
+        waited_s = now_s - entry.admission.received_s
+        error: WeirError
+        if self._fleet.serving(model):
+            error = ResourceExhausted(f"no room on any worker for {waited_s:.1f} s {entry.last_error}", 1.0)
+        else:
+            error = Unavailable(f"no worker for model {model!r} within {waited_s:.1f} s {entry.last_error}")
+        untouched = entry.attempt == 0
+        self.fail(entry, now_s, error, RequestState.REJECTED if untouched else RequestState.FAILED)
+
+    def finish(
+        self,
+        entry: Entry,
+        now_s: float,
+        reason: FinishReason,
+        *,
+        stop_string: str = "",
+        usage: Any | None = None,
+    ) -> None:
+        """The normal end. A lease that is still open is released, legs that still run are cancelled."""
+        if entry.prefill is not None and entry.first_token is not None:
+            self._ledger.end_prefill(entry, "finished")
+        self._placing.leave(entry)
+        self._ledger.end(entry, now_s, RequestState.FINISHED, reason, stop_string=stop_string, usage=usage)
+        self._placing.run(now_s)
+
+    def fail(self, entry: Entry, now_s: float, error: WeirError, state: RequestState) -> None:
+        cancelled = state is RequestState.CANCELLED
+        reason = FinishReason.CANCELLED if cancelled else FinishReason.ERROR
+        self._placing.leave(entry)
+        self._ledger.end(entry, now_s, state, reason, error=error)
+        self._placing.run(now_s)
