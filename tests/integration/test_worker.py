@@ -4,6 +4,7 @@ After each test both workers are back at their baseline: no block used, no lease
 """
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -354,6 +355,66 @@ async def test_another_reader_takes_over_under_the_same_lease(rig: Rig) -> None:
         assert [first.token_id, *tokens] == continuation(prompt, 8)
         await second.at_baseline()
         await session.close()
+
+
+def _kv_read_of(name: str, message: Any) -> Any:
+    return next((read for read in message.kv_reads if read.request_id == name), None)
+
+
+async def test_pressure_is_waited_out() -> None:
+    """The decode pool holds one and a half requests, the prefill pool three, and twenty come."""
+    bench = Bench()
+    async with AsyncExitStack() as stack:
+        p = await stack.enter_async_context(running_worker(bench, Role.PREFILL, "p", num_blocks=30))
+        d = await stack.enter_async_context(running_worker(bench, Role.DECODE, "d", num_blocks=15))
+        pair = await Pair(p, d).open()
+        prompts = {f"r-{i}": prompt_of(30 + i % 4, salt=i) for i in range(20)}
+        for name, prompt in prompts.items():
+            await pair.begin(name, prompt)
+        await pair.p.send(begin_prefill("r-huge", prompt_of(200)))
+        over = await pair.p.ended("r-huge")
+        assert over.code == "INVALID_ARGUMENT"
+        assert "the pool has 30" in over.message
+        for name, prompt in prompts.items():
+            assert await pair.tokens(name) == continuation(prompt, 8), name
+        await p.at_baseline()
+        await d.at_baseline()
+        await pair.close()
+
+
+async def test_a_short_lease_and_a_slow_reader_never_give_a_wrong_answer() -> None:
+    """Leases of 20 ms, every other read longer than that, and a small pool that is used again meanwhile."""
+    bench = Bench()
+
+    def delay(ticket: Ticket) -> float:
+        return 0.03 if ticket.lease_id % 2 else 0.0
+
+    bench.fabric.faults = Faults(before_data_s=delay, before_guard_s=delay)
+    async with AsyncExitStack() as stack:
+        settings: dict[str, Any] = {"num_blocks": 24, "lease_s": 0.1}
+        p = await stack.enter_async_context(running_worker(bench, Role.PREFILL, "p", **settings))
+        d = await stack.enter_async_context(running_worker(bench, Role.DECODE, "d"))
+        pair = await Pair(p, d).open()
+        prompts = {f"r-{i}": prompt_of(20 + i % 7, salt=i) for i in range(30)}
+        # A first token that ends the request leaves nothing to read.
+        prompts = {name: prompt for name, prompt in prompts.items() if len(continuation(prompt, 2)) == 2}
+        for name, prompt in prompts.items():
+            await pair.d.send(begin_decode(name, prompt, 8, pair.source))
+            await pair.p.send(begin_prefill(name, prompt, lease_ms=20.0))
+        voids = 0
+        for name, prompt in prompts.items():
+            read = await pair.d.expect(functools.partial(_kv_read_of, name))
+            if read.void_reason:
+                assert read.void_reason in ("generation", "lease_expired", "checksum", "timeout")
+                voids += 1
+                await pair.d.send(cancel(D, name))
+            await pair.d.ended(name)
+            if not read.void_reason:
+                assert await pair.tokens(name) == continuation(prompt, 8)
+        assert voids > 0
+        await p.at_baseline()
+        await d.at_baseline()
+        await pair.close()
 
 
 # -- roles --------------------------------------------------------------------------------------------------

@@ -301,6 +301,7 @@ class Pair:
         )
         assert first.index == 0
         if first.finish_reason:
+            await self.d.send(cancel(decode_pb2.DecodeServiceSessionRequest, request_id))
             return [first.token_id]
         await self.d.ended(request_id)
         tokens = [first.token_id]
