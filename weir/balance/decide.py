@@ -8,9 +8,9 @@
          ─► the roles of least effort that carry the demand ─► confirmed for a while ─► one action
 
 Rules: a need must last ``confirm_s`` (less when the stock would run out before) and gain at least ``band``; after a
-change, ours or an operator's, nothing for ``cooldown_s``; a flip back soon after needs twice the band. One action is
-pending at a time; it is done when it is *observed*, expires, and a worker or a scaling that failed is left alone for
-a time that doubles. The same object drives production and simulation.
+change, ours or an operator's, nothing for ``cooldown_s`` but more of the same flips; a flip back soon after needs
+twice the band. One action is pending at a time; it is done when it is *observed*, expires, and a worker or a scaling
+that failed is left alone for a time that doubles. The same object drives production and simulation.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class BalanceController:
         self._quiet_until_s = -math.inf
         self._wish: tuple[str, float] | None = None
         self._last_flip: tuple[Role, float] | None = None
+        self._under_way_to: Role | None = None
         self._epochs: dict[str, tuple[int, int]] = {}
         self._penalties = Penalties(limits.cooldown_s)
 
@@ -104,7 +105,7 @@ class BalanceController:
         ]
         if not changed:
             return None
-        self._wish = None
+        self._wish = self._under_way_to = None
         self._quiet_until_s = max(self._quiet_until_s, now_s + self.limits.cooldown_s)
         text = f"roles were changed by hand ({', '.join(changed[:5])}): taken as they are"
         return self._nothing(now_s, text)
@@ -114,6 +115,7 @@ class BalanceController:
         decision, self.pending = self.pending.decision, None
         self._wish = None
         self._quiet_until_s = now_s + self.limits.cooldown_s
+        self._under_way_to = decision.flips[0].role if well and decision.flips else None
         keys = [flip.worker_id for flip in decision.flips] or [decision.action.value]
         for key in keys:
             self._penalties.note(key, well, now_s)
@@ -192,7 +194,12 @@ class BalanceController:
             f"{found.now} carry {found.capacity:.3g} requests/s of {found.demand:.3g}; {found.best} would carry "
             f"{found.best_capacity:.3g}: {found.why}"
         )
-        return self._when_confirmed(f"flip to {role.value}", now_s, self._patience_s(found), action, text, flips=flips)
+        wish, patience_s = f"flip to {role.value}", self._patience_s(found)
+        if role is self._under_way_to:
+            # The same way on: what a pause guards against is turning back.
+            self._quiet_until_s = min(self._quiet_until_s, now_s)
+            patience_s = self.limits.min_confirm_s
+        return self._when_confirmed(wish, now_s, patience_s, action, text, flips=flips)
 
     def _flips(self, found: Assessment, ready: Sequence[WorkerFacts], now_s: float) -> tuple[Flip, ...]:
         """The next workers on the way to the best roles: mixed ones first, then the least loaded."""
@@ -329,7 +336,7 @@ class BalanceController:
 
     def _hold(self, now_s: float, text: str) -> Decision:
         """Nothing is wanted."""
-        self._wish = None
+        self._wish = self._under_way_to = None
         return self._nothing(now_s, text)
 
     def _nothing(self, now_s: float, text: str, *, cancels: int = 0) -> Decision:

@@ -107,10 +107,12 @@ class _Buckets:
         found = dict(self._items)
         return [found.get(index, 0.0) for index in range(end - count, end)]
 
-    def total(self, now_s: float, span_s: float) -> float:
-        """The sum over the last ``span_s``, to a bucket's accuracy: the running bucket is part of it."""
-        first = math.floor((now_s - span_s) / self._bucket_s) + 1
-        return math.fsum(value for index, value in self._items if index >= first)
+    def per_second(self, now_s: float, count: int) -> float:
+        """The mean over the last ``count`` whole buckets; over the running one when there is none yet."""
+        if count:
+            return math.fsum(self.whole(now_s, count)) / (count * self._bucket_s)
+        running = math.floor(now_s / self._bucket_s)
+        return math.fsum(value for index, value in self._items if index == running) / self._bucket_s
 
 
 class TrafficWindow:
@@ -130,7 +132,7 @@ class TrafficWindow:
         self._produced = _Buckets(span_s, bucket_s)
         self._admitted = _Buckets(span_s, bucket_s)
         self._isl, self._uncached, self._osl = _Samples(span_s), _Samples(span_s), _Samples(span_s)
-        self._ttft, self._tpot = _Samples(span_s), _Samples(span_s)
+        self._prefilled, self._ttft, self._tpot = _Samples(span_s), _Samples(span_s), _Samples(span_s)
 
     def start(self, now_s: float) -> None:
         """Facts are taken in from now on. Without it the first fact starts the window."""
@@ -152,6 +154,7 @@ class TrafficWindow:
         """A prompt's KV is finished; ``cached_tokens`` of it were in a cache."""
         if self._sound(now_s, prompt_tokens, cached_tokens):
             self._produced.add(now_s, prompt_tokens)
+            self._prefilled.add(now_s, prompt_tokens)
             self._uncached.add(now_s, max(0.0, prompt_tokens - cached_tokens))
 
     def decode_began(self, now_s: float, prompt_tokens: float) -> None:
@@ -175,24 +178,27 @@ class TrafficWindow:
         """The window now. A window that is not full yet is measured over the time that it has."""
         started_s = now_s if self._started_s is None else self._started_s
         span_s = min(self.span_s, max(now_s - started_s, self.bucket_s))
+        whole = math.floor(min(self.span_s, max(0.0, now_s - started_s)) / self.bucket_s)
         isl, uncached = self._isl.values(now_s), self._uncached.values(now_s)
         prompt, computed = Distribution.of(isl), Distribution.of(uncached)
-        whole = max(1, min(math.floor(span_s / self.bucket_s), MAX_BUCKETS))
-        produced = self._produced.total(now_s, span_s)
         return Traffic(
             span_s=span_s,
-            rate_per_s=self._arrivals.total(now_s, span_s) / span_s,
+            rate_per_s=self._arrivals.per_second(now_s, whole),
             arrivals=Distribution.of(self.arrivals_by_bucket(now_s, whole)),
             isl=prompt,
             uncached=computed,
             osl=Distribution.of(self._osl.values(now_s)),
-            hit_ratio=max(0.0, 1.0 - math.fsum(uncached) / produced) if produced > 0 and uncached else 0.0,
-            produced_tokens_per_s=produced / span_s,
-            admitted_tokens_per_s=self._admitted.total(now_s, span_s) / span_s,
+            hit_ratio=self._hit_ratio(now_s),
+            produced_tokens_per_s=self._produced.per_second(now_s, whole),
+            admitted_tokens_per_s=self._admitted.per_second(now_s, whole),
             ttft_s=Distribution.of(self._ttft.values(now_s)),
             tpot_s=Distribution.of(self._tpot.values(now_s)),
-            refused_per_s=self._refused.total(now_s, span_s) / span_s,
+            refused_per_s=self._refused.per_second(now_s, whole),
         )
+
+    def _hit_ratio(self, now_s: float) -> float:
+        computed, prompts = math.fsum(self._uncached.values(now_s)), math.fsum(self._prefilled.values(now_s))
+        return 1.0 - computed / prompts if prompts > 0 else 0.0
 
     def _sound(self, now_s: float, *values: float) -> bool:
         if math.isfinite(now_s) and all(math.isfinite(value) and value >= 0 for value in values):
