@@ -13,6 +13,8 @@ ALL_CANCELS = f"{PREFIX}.cancel.*"
 ALL_TRANSFERS = f"{PREFIX}.transfer.*"
 ALL_LOADS = f"{PREFIX}.load.*"
 ALL_KV = f"{PREFIX}.kv.*"
+DECISION = f"{PREFIX}.decision"
+SCALE = f"{PREFIX}.scale"
 
 REGISTRY_BUCKET = "weir_v1_workers"
 REQUEST_STREAM = "weir_v1_requests"

@@ -26,7 +26,7 @@ from weir.rpc.v1 import common_pb2 as weir_dot_rpc_dot_v1_dot_common__pb2
 from weir.rpc.v1 import events_pb2 as weir_dot_rpc_dot_v1_dot_events__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cweir/rpc/v1/controller.proto\x12\x0bweir.rpc.v1\x1a\x18weir/rpc/v1/common.proto\x1a\x18weir/rpc/v1/events.proto\"\x14\n\x12ListMembersRequest\"f\n\x13ListMembersResponse\x12*\n\x07members\x18\x01 \x03(\x0b\x32\x19.weir.rpc.v1.WorkerRecord\x12\r\n\x05stale\x18\x02 \x01(\x08\x12\x14\n\x0crole_changes\x18\x03 \x01(\x03\"|\n\x14SetWorkerRoleRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.weir.rpc.v1.Role\x12\x16\n\x0e\x65xpected_epoch\x18\x03 \x01(\x04\x12\x18\n\x10\x64rain_timeout_ms\x18\x04 \x01(\x01\"]\n\x15SetWorkerRoleResponse\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.weir.rpc.v1.Role\x12\x12\n\nrole_epoch\x18\x02 \x01(\x04\x12\x0f\n\x07took_ms\x18\x03 \x01(\x01\x32\xbd\x01\n\x11\x43ontrollerService\x12P\n\x0bListMembers\x12\x1f.weir.rpc.v1.ListMembersRequest\x1a .weir.rpc.v1.ListMembersResponse\x12V\n\rSetWorkerRole\x12!.weir.rpc.v1.SetWorkerRoleRequest\x1a\".weir.rpc.v1.SetWorkerRoleResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cweir/rpc/v1/controller.proto\x12\x0bweir.rpc.v1\x1a\x18weir/rpc/v1/common.proto\x1a\x18weir/rpc/v1/events.proto\"\x14\n\x12ListMembersRequest\"f\n\x13ListMembersResponse\x12*\n\x07members\x18\x01 \x03(\x0b\x32\x19.weir.rpc.v1.WorkerRecord\x12\r\n\x05stale\x18\x02 \x01(\x08\x12\x14\n\x0crole_changes\x18\x03 \x01(\x03\"|\n\x14SetWorkerRoleRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.weir.rpc.v1.Role\x12\x16\n\x0e\x65xpected_epoch\x18\x03 \x01(\x04\x12\x18\n\x10\x64rain_timeout_ms\x18\x04 \x01(\x01\"]\n\x15SetWorkerRoleResponse\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.weir.rpc.v1.Role\x12\x12\n\nrole_epoch\x18\x02 \x01(\x04\x12\x0f\n\x07took_ms\x18\x03 \x01(\x01\"%\n\x14ListDecisionsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\"\x91\x01\n\x15ListDecisionsResponse\x12-\n\tdecisions\x18\x01 \x03(\x0b\x32\x1a.weir.rpc.v1.DecisionEvent\x12*\n\x06latest\x18\x02 \x01(\x0b\x32\x1a.weir.rpc.v1.DecisionEvent\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\x0f\n\x07pending\x18\x04 \x01(\x04\"\'\n\x15\x43\x61ncelDecisionRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x18\n\x16\x43\x61ncelDecisionResponse2\xf0\x02\n\x11\x43ontrollerService\x12P\n\x0bListMembers\x12\x1f.weir.rpc.v1.ListMembersRequest\x1a .weir.rpc.v1.ListMembersResponse\x12V\n\rSetWorkerRole\x12!.weir.rpc.v1.SetWorkerRoleRequest\x1a\".weir.rpc.v1.SetWorkerRoleResponse\x12V\n\rListDecisions\x12!.weir.rpc.v1.ListDecisionsRequest\x1a\".weir.rpc.v1.ListDecisionsResponse\x12Y\n\x0e\x43\x61ncelDecision\x12\".weir.rpc.v1.CancelDecisionRequest\x1a#.weir.rpc.v1.CancelDecisionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,6 +41,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SETWORKERROLEREQUEST']._serialized_end=347
   _globals['_SETWORKERROLERESPONSE']._serialized_start=349
   _globals['_SETWORKERROLERESPONSE']._serialized_end=442
-  _globals['_CONTROLLERSERVICE']._serialized_start=445
-  _globals['_CONTROLLERSERVICE']._serialized_end=634
+  _globals['_LISTDECISIONSREQUEST']._serialized_start=444
+  _globals['_LISTDECISIONSREQUEST']._serialized_end=481
+  _globals['_LISTDECISIONSRESPONSE']._serialized_start=484
+  _globals['_LISTDECISIONSRESPONSE']._serialized_end=629
+  _globals['_CANCELDECISIONREQUEST']._serialized_start=631
+  _globals['_CANCELDECISIONREQUEST']._serialized_end=670
+  _globals['_CANCELDECISIONRESPONSE']._serialized_start=672
+  _globals['_CANCELDECISIONRESPONSE']._serialized_end=696
+  _globals['_CONTROLLERSERVICE']._serialized_start=699
+  _globals['_CONTROLLERSERVICE']._serialized_end=1067
 # @@protoc_insertion_point(module_scope)

@@ -43,3 +43,31 @@ class SetWorkerRoleResponse(_message.Message):
     role_epoch: int
     took_ms: float
     def __init__(self, role: _Optional[_Union[_common_pb2.Role, str]] = ..., role_epoch: _Optional[int] = ..., took_ms: _Optional[float] = ...) -> None: ...
+
+class ListDecisionsRequest(_message.Message):
+    __slots__ = ("limit",)
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    def __init__(self, limit: _Optional[int] = ...) -> None: ...
+
+class ListDecisionsResponse(_message.Message):
+    __slots__ = ("decisions", "latest", "mode", "pending")
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    LATEST_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    decisions: _containers.RepeatedCompositeFieldContainer[_events_pb2.DecisionEvent]
+    latest: _events_pb2.DecisionEvent
+    mode: str
+    pending: int
+    def __init__(self, decisions: _Optional[_Iterable[_Union[_events_pb2.DecisionEvent, _Mapping]]] = ..., latest: _Optional[_Union[_events_pb2.DecisionEvent, _Mapping]] = ..., mode: _Optional[str] = ..., pending: _Optional[int] = ...) -> None: ...
+
+class CancelDecisionRequest(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class CancelDecisionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -45,6 +45,16 @@ class ControllerServiceStub(object):
                 request_serializer=weir_dot_rpc_dot_v1_dot_controller__pb2.SetWorkerRoleRequest.SerializeToString,
                 response_deserializer=weir_dot_rpc_dot_v1_dot_controller__pb2.SetWorkerRoleResponse.FromString,
                 _registered_method=True)
+        self.ListDecisions = channel.unary_unary(
+                '/weir.rpc.v1.ControllerService/ListDecisions',
+                request_serializer=weir_dot_rpc_dot_v1_dot_controller__pb2.ListDecisionsRequest.SerializeToString,
+                response_deserializer=weir_dot_rpc_dot_v1_dot_controller__pb2.ListDecisionsResponse.FromString,
+                _registered_method=True)
+        self.CancelDecision = channel.unary_unary(
+                '/weir.rpc.v1.ControllerService/CancelDecision',
+                request_serializer=weir_dot_rpc_dot_v1_dot_controller__pb2.CancelDecisionRequest.SerializeToString,
+                response_deserializer=weir_dot_rpc_dot_v1_dot_controller__pb2.CancelDecisionResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServiceServicer(object):
@@ -65,6 +75,20 @@ class ControllerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDecisions(self, request, context):
+        """The latest decisions of the balance controller.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelDecision(self, request, context):
+        """Gives up the action that is pending.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +101,16 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     servicer.SetWorkerRole,
                     request_deserializer=weir_dot_rpc_dot_v1_dot_controller__pb2.SetWorkerRoleRequest.FromString,
                     response_serializer=weir_dot_rpc_dot_v1_dot_controller__pb2.SetWorkerRoleResponse.SerializeToString,
+            ),
+            'ListDecisions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDecisions,
+                    request_deserializer=weir_dot_rpc_dot_v1_dot_controller__pb2.ListDecisionsRequest.FromString,
+                    response_serializer=weir_dot_rpc_dot_v1_dot_controller__pb2.ListDecisionsResponse.SerializeToString,
+            ),
+            'CancelDecision': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelDecision,
+                    request_deserializer=weir_dot_rpc_dot_v1_dot_controller__pb2.CancelDecisionRequest.FromString,
+                    response_serializer=weir_dot_rpc_dot_v1_dot_controller__pb2.CancelDecisionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +168,60 @@ class ControllerService(object):
             '/weir.rpc.v1.ControllerService/SetWorkerRole',
             weir_dot_rpc_dot_v1_dot_controller__pb2.SetWorkerRoleRequest.SerializeToString,
             weir_dot_rpc_dot_v1_dot_controller__pb2.SetWorkerRoleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDecisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.rpc.v1.ControllerService/ListDecisions',
+            weir_dot_rpc_dot_v1_dot_controller__pb2.ListDecisionsRequest.SerializeToString,
+            weir_dot_rpc_dot_v1_dot_controller__pb2.ListDecisionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelDecision(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.rpc.v1.ControllerService/CancelDecision',
+            weir_dot_rpc_dot_v1_dot_controller__pb2.CancelDecisionRequest.SerializeToString,
+            weir_dot_rpc_dot_v1_dot_controller__pb2.CancelDecisionResponse.FromString,
             options,
             channel_credentials,
             insecure,

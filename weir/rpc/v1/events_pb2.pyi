@@ -1,12 +1,32 @@
 from weir.rpc.v1 import common_pb2 as _common_pb2
 from weir.rpc.v1 import kv_pb2 as _kv_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class BalanceAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BALANCE_ACTION_UNSPECIFIED: _ClassVar[BalanceAction]
+    BALANCE_ACTION_NONE: _ClassVar[BalanceAction]
+    BALANCE_ACTION_LOCAL_PREFILL: _ClassVar[BalanceAction]
+    BALANCE_ACTION_FLIP: _ClassVar[BalanceAction]
+    BALANCE_ACTION_ALL_MIXED: _ClassVar[BalanceAction]
+    BALANCE_ACTION_SCALE_UP: _ClassVar[BalanceAction]
+    BALANCE_ACTION_SCALE_DOWN: _ClassVar[BalanceAction]
+    BALANCE_ACTION_BACK_PRESSURE: _ClassVar[BalanceAction]
+BALANCE_ACTION_UNSPECIFIED: BalanceAction
+BALANCE_ACTION_NONE: BalanceAction
+BALANCE_ACTION_LOCAL_PREFILL: BalanceAction
+BALANCE_ACTION_FLIP: BalanceAction
+BALANCE_ACTION_ALL_MIXED: BalanceAction
+BALANCE_ACTION_SCALE_UP: BalanceAction
+BALANCE_ACTION_SCALE_DOWN: BalanceAction
+BALANCE_ACTION_BACK_PRESSURE: BalanceAction
 
 class EventOrigin(_message.Message):
     __slots__ = ("publisher_id", "incarnation", "sequence", "unix_s")
@@ -133,3 +153,60 @@ class WorkerRecord(_message.Message):
     started_unix_s: float
     max_running: int
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., role_epoch: _Optional[int] = ..., address: _Optional[str] = ..., draining: bool = ..., model: _Optional[str] = ..., fingerprint: _Optional[_Union[_kv_pb2.KvFingerprint, _Mapping]] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., context_tokens: _Optional[int] = ..., model_path: _Optional[str] = ..., started_unix_s: _Optional[float] = ..., max_running: _Optional[int] = ...) -> None: ...
+
+class RoleFlip(_message.Message):
+    __slots__ = ("worker_id", "role", "expected_epoch")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: _common_pb2.Role
+    expected_epoch: int
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., expected_epoch: _Optional[int] = ...) -> None: ...
+
+class DecisionEvent(_message.Message):
+    __slots__ = ("origin", "number", "action", "reason", "flips", "role", "worker_id", "expires_unix_s", "cancels", "inputs", "dry_run")
+    class InputsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FLIPS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    CANCELS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    origin: EventOrigin
+    number: int
+    action: BalanceAction
+    reason: str
+    flips: _containers.RepeatedCompositeFieldContainer[RoleFlip]
+    role: _common_pb2.Role
+    worker_id: str
+    expires_unix_s: float
+    cancels: int
+    inputs: _containers.ScalarMap[str, float]
+    dry_run: bool
+    def __init__(self, origin: _Optional[_Union[EventOrigin, _Mapping]] = ..., number: _Optional[int] = ..., action: _Optional[_Union[BalanceAction, str]] = ..., reason: _Optional[str] = ..., flips: _Optional[_Iterable[_Union[RoleFlip, _Mapping]]] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., worker_id: _Optional[str] = ..., expires_unix_s: _Optional[float] = ..., cancels: _Optional[int] = ..., inputs: _Optional[_Mapping[str, float]] = ..., dry_run: bool = ...) -> None: ...
+
+class ScaleEvent(_message.Message):
+    __slots__ = ("origin", "number", "start_role", "stop_worker_id", "deadline_unix_s")
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    START_ROLE_FIELD_NUMBER: _ClassVar[int]
+    STOP_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    origin: EventOrigin
+    number: int
+    start_role: _common_pb2.Role
+    stop_worker_id: str
+    deadline_unix_s: float
+    def __init__(self, origin: _Optional[_Union[EventOrigin, _Mapping]] = ..., number: _Optional[int] = ..., start_role: _Optional[_Union[_common_pb2.Role, str]] = ..., stop_worker_id: _Optional[str] = ..., deadline_unix_s: _Optional[float] = ...) -> None: ...
