@@ -1,0 +1,1 @@
+"""Weir in containers, on a real engine."""
