@@ -48,6 +48,7 @@ from weir.telemetry.metrics import CONTENT_TYPE, MetricsServer, RouterMetrics
 _log = logging.getLogger(__name__)
 
 TOKENISER_THREADS = 2
+METRICS_REFRESH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,7 @@ class RouterApp:
         )
         self._view = FleetView(self.router, registry, bus)
         self._door: HttpDoor | None = None
+        self._refresh: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Load the model named, subscribe; when it returns, requests are taken. Raises ModelError, Unavailable."""
@@ -144,7 +146,14 @@ class RouterApp:
                 Path(config.model_path), config.model_name, self._clock.unix_s(), config.chat_template
             )
         self.publisher.start()
+        self._refresh_metrics()
         await self._view.open()
+
+    def _refresh_metrics(self) -> None:
+        """Now and then, on the loop: an exporter on an address of its own runs in another thread."""
+        self.router.refresh_metrics()
+        loop = asyncio.get_running_loop()
+        self._refresh = loop.call_later(METRICS_REFRESH_S, self._refresh_metrics)
 
     async def open_http(self, bind: str) -> str:
         """Serve OpenAI's API on ``bind``; returns the address."""
@@ -168,6 +177,8 @@ class RouterApp:
 
     async def close(self) -> None:
         """End everything. Idempotent."""
+        if self._refresh is not None:
+            self._refresh.cancel()
         if self._door is not None:
             await self._door.stop(self.settings.limits.stop_grace_s)
         await self._view.close()

@@ -15,6 +15,7 @@ from weir.services.router.sessions import LinkOwner, OpenChannel, WorkerLink
 
 _log = logging.getLogger(__name__)
 
+FLUSH_S = 0.25
 SILENCE_S = 2.0
 """A worker that is no longer listed and says nothing for this long is gone, whatever its connection says."""
 
@@ -122,7 +123,13 @@ class Links:
         task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Break all links and wait until they are gone."""
+        """Send what waits, for at most FLUSH_S, then break all links and wait until they are gone."""
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                while any(link.unsent for link in self._links.values()):  # noqa: ASYNC110
+                    await asyncio.sleep(FLUSH_S / 50)
+        except TimeoutError:
+            _log.warning("closing with commands unsent: a worker does not read")
         for worker in list(self._links):
             self._give_up(worker)
         await asyncio.gather(*self._closing, return_exceptions=True)

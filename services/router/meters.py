@@ -11,7 +11,7 @@ from weir.telemetry.metrics import RouterMetrics
 
 
 class Meters:
-    """``ended`` and ``gap`` as it happens; ``refresh`` before a scrape brings the rest up to date."""
+    """``ended`` and ``gap`` as it happens; ``refresh``, now and then, brings the rest up to date."""
 
     def __init__(self, metrics: RouterMetrics) -> None:
         self.metrics = metrics
@@ -19,14 +19,13 @@ class Meters:
             name: metrics.stage_seconds.labels(name)
             for name in ("admit", "queue", "prefill", "first_token", "second_token", "decode")
         }
-        self._seen: Counter[tuple[str, str]] = Counter()
+        self._seen: Counter[str] = Counter()
         self.gap = metrics.itl_seconds.observe
         """Seconds between two messages of tokens of one request."""
 
     def ended(self, end: End) -> None:
         """A request is over."""
         times, usage = end.timings, end.usage
-        self.metrics.requests_ended.labels(end.state.value).inc()
         if usage.completion_tokens:
             self.metrics.ttft_seconds.observe(times.ttft_ms / 1e3)
             self.metrics.generation_tokens.inc(usage.completion_tokens)
@@ -55,17 +54,13 @@ class Meters:
         for leg in ("prefill", "decode"):
             metrics.sessions_open.labels(leg).set(links_up)
         metrics.registry_stale.set(stale)
-        rejected = RequestState.REJECTED.value
-        self._add("ended", rejected, book.ended[rejected])
-        for reason, count in (*book.retries.items(), *_named("void_", book.void_reads)):
-            self._add("retry", reason, count)
+        for state_name, count in book.ended.items():
+            metrics.requests_ended.labels(state_name).inc(self._fresh(f"ended {state_name}", count))
+        for reason, count in book.retries.items():
+            metrics.retries.labels(reason).inc(self._fresh(f"retry {reason}", count))
 
-    def _add(self, kind: str, name: str, count: int) -> None:
-        fresh = count - self._seen[kind, name]
-        self._seen[kind, name] = count
-        if kind == "retry":
-            self.metrics.retries.labels(name).inc(fresh)
-
-
-def _named(prefix: str, counts: Counter[str]) -> list[tuple[str, int]]:
-    return [(prefix + name, count) for name, count in counts.items()]
+    def _fresh(self, name: str, count: int) -> int:
+        """What was added to a count since it was last looked at."""
+        fresh = count - self._seen[name]
+        self._seen[name] = count
+        return fresh

@@ -181,9 +181,13 @@ class Router:
         """The bytes of one token of ``model``, special tokens spelled out."""
         return self._catalog.find(model).tokenizer.token_bytes(False)[token_id]
 
+    def refresh_metrics(self) -> None:
+        """Bring what is not counted as it happens up to date."""
+        self._meters.refresh(self._book, self._links.up, self._fleet.stale)
+
     def render_metrics(self) -> bytes:
         """The body of ``/metrics``."""
-        self._meters.refresh(self._book, self._links.up, self._fleet.stale)
+        self.refresh_metrics()
         return self._meters.metrics.render()
 
     # its life

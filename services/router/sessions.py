@@ -90,6 +90,11 @@ class Outbox:
         self.wake.set()
         return self._messages[-1]
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits to be written."""
+        return not self._messages
+
     async def take(self) -> Any:
         """The oldest message, once there is one; it is closed. Raises Unavailable on overflow."""
         while not self._messages:
@@ -145,6 +150,11 @@ class WorkerLink:
     def decode_message(self, tokens: int = 0) -> decode_pb2.DecodeServiceSessionRequest | None:
         """The same for the decode stream."""
         return self._decode_out.open(tokens) if self.up else None
+
+    @property
+    def unsent(self) -> bool:
+        """Whether the link is up and commands wait to be written."""
+        return self.up and not (self._prefill_out.empty and self._decode_out.empty)
 
     # its life
 

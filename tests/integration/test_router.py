@@ -432,3 +432,37 @@ async def test_models_workers_and_state(cluster: Cluster) -> None:
 def test_the_router_never_imports_torch() -> None:
     code = "import sys, weir.services.router.app, weir.services.router.__main__; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+async def test_metrics_count_what_ended(folder: Path) -> None:
+    made = Cluster(folder, max_active_requests=1, max_queued_requests=0)
+    await made.start()
+    (worker,) = await made.add(Role.MIXED)
+    worker.script.hold_decode_at = 1
+    task = asyncio.create_task(made.client.complete(PROMPT, max_tokens=5))
+    await worker.until(lambda: bool(worker.script.begun))
+    with pytest.raises(ResourceExhausted):
+        await made.client.complete(PROMPT, max_tokens=5)
+    worker.go_on()
+    await task
+    text = made.app.router.render_metrics().decode()
+    assert 'weir_requests_ended_total{state="finished"} 1.0' in text
+    assert 'weir_requests_ended_total{state="rejected"} 1.0' in text
+    assert 'vllm:prompt_tokens_by_source_total{source="local_compute"} 9.0' in text
+    assert made.app.router.render_metrics().decode().count("weir_requests_ended_total{") == 2
+    await made.stop()
+
+
+async def test_a_router_that_stops_tells_its_workers(folder: Path) -> None:
+    made = Cluster(folder)
+    await made.start()
+    p, d = await made.add(Role.PREFILL, Role.DECODE)
+    d.script.hold_decode_at = 3
+    task = asyncio.create_task(made.client.complete(PROMPT, max_tokens=5))
+    await p.until(lambda: bool(p.script.released))
+    await made.app.close()
+    with pytest.raises(Unavailable, match="stopping"):
+        await task
+    await d.until(lambda: d.left == 0)
+    assert len(d.script.cancelled) == 1
+    await made.stop()
