@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,8 @@ from rich.console import Console
 
 from weir.errors import InvalidArgument
 
-console = Console()
+PIPED_WIDTH = 140
+console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
 Flag = typer.Option
 Count = Annotated[int, typer.Option(min=1)]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the figures here")]
@@ -24,6 +26,8 @@ def register(bench: typer.Typer) -> None:
     bench.command(name="serve", epilog=f"Example: {example}")(serve)
     bench.command(name="cancel", epilog="Example: weir bench cancel --count 50")(cancel)
     bench.command(name="soak", epilog="Example: weir bench soak --requests 2000")(soak)
+    bench.command(name="interference", epilog="Example: weir bench interference --rounds 3")(interference)
+    bench.command(name="matrix", epilog="Example: weir bench matrix --seconds 60 --rate-scale 1 --rate-scale 2")(matrix)
     bench.command(name="transfer", epilog="Example: weir bench transfer --repeats 20")(transfer)
 
 
@@ -124,3 +128,50 @@ def transfer(
     from weir.cli.bench_transfer import run_bench_transfer
 
     asyncio.run(run_bench_transfer(console, blocks or [1, 4, 16, 64], repeats, out))
+
+
+def interference(
+    model: Model = "demo",
+    chats: Annotated[int, Flag(min=1, help="Chats of 64 tokens in, 64 out")] = 8,
+    longs: Annotated[int, Flag(min=1, help="Long prompts that arrive together")] = 4,
+    long_input: Annotated[int, Flag(min=1, help="Tokens of each")] = 1024,
+    after_s: Annotated[float, Flag(min=0, help="When they arrive")] = 1.0,
+    rounds: Annotated[int, Flag(min=1, help="Each idle and disturbed")] = 2,
+    seed: Annotated[int, Flag(min=0)] = 0,
+    out: Json = None,
+) -> None:
+    """What long prompts do to the tokens of running chats: split against aggregated."""
+    from weir.cli.bench_interference import InterferenceShape, run_bench_interference
+    from weir.cli.paths import model_dir
+
+    shape = InterferenceShape(
+        chats=chats, longs=longs, long_input=long_input, after_s=after_s, rounds=rounds, seed=seed
+    )
+    asyncio.run(run_bench_interference(console, model_dir(model), shape, out))
+
+
+def matrix(
+    model: Model = "demo",
+    scenario: Annotated[list[str] | None, Flag(help="Only these; default all")] = None,
+    seconds: Annotated[float, Flag(min=1, help="Length of each run's arrivals")] = 30.0,
+    rate_scale: Annotated[
+        list[float] | None, Flag(help="Times the rates of the scenarios; several give a curve")
+    ] = None,
+    goodput: Annotated[list[str] | None, Flag(help="Objectives, all to be met")] = None,
+    seed: Annotated[int, Flag(min=0)] = 0,
+    out: Annotated[Path, Flag("--out", help="Folder for report.json and report.html")] = Path("bench-report"),
+) -> None:
+    """Every scenario, split against aggregated on the same cores: report.html and report.json."""
+    from weir.cli.bench_matrix import MatrixOptions, run_bench_matrix
+    from weir.cli.paths import model_dir
+
+    options = MatrixOptions(
+        model_dir=model_dir(model),
+        scenarios=tuple(scenario or ()),
+        seconds=seconds,
+        rate_scales=tuple(rate_scale or (1.0,)),
+        goodput=tuple(goodput or ("ttft:2000", "tpot:100")),
+        seed=seed,
+        out=out,
+    )
+    asyncio.run(run_bench_matrix(console, options))

@@ -382,7 +382,15 @@ def serve_options(given: dict[str, Any]) -> ServeOptions:
         warmups=given["num_warmups"],
         seed=given["seed"],
     )
-    same: tuple[str, ...] = ("request_rate", "burstiness", "trace_speed", "max_concurrency", "ignore_eos", "temperature", "top_p")
+    same: tuple[str, ...] = (
+        "request_rate",
+        "burstiness",
+        "trace_speed",
+        "max_concurrency",
+        "ignore_eos",
+        "temperature",
+        "top_p",
+    )
     same += ("percentile_metrics", "metric_percentiles", "result_dir", "result_filename", "label", "timeout_s")
     return ServeOptions(
         target=Target(backend, address, given["model"], given["endpoint"], given["api_key"]),

@@ -1,0 +1,188 @@
+"""``weir bench matrix``: every scenario, a split against its aggregated baseline, on the same cores."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import platform
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from weir.bench.cancels import WorkerPolls
+from weir.bench.goodput import Slo, parse_goodput
+from weir.bench.load import LoadResult, run_load
+from weir.bench.metrics import latencies_ms, summarise
+from weir.bench.plan import LoadPlan, Prompt, Target
+from weir.bench.report import render_report
+from weir.bench.scenarios import Scenario, choose_scenarios, judge_split, make_traffic
+from weir.bench.synthetic import Vocabulary
+from weir.cli.bench_layouts import AGGREGATED, SPLIT, Layout, LoadPoint, sampled
+from weir.cli.cluster import Cluster
+from weir.clock import Clock, SystemClock
+from weir.errors import InvalidArgument
+from weir.lifecycle import Role
+
+PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+REQUEST_TIMEOUT_S = 120.0
+WARMUPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixOptions:
+    """What to run and where to write ``report.json`` and ``report.html``."""
+
+    model_dir: Path
+    scenarios: tuple[str, ...]
+    seconds: float
+    rate_scales: tuple[float, ...]
+    goodput: tuple[str, ...]
+    seed: int
+    out: Path
+
+
+class MatrixRunner:
+    """Runs all scenarios on one layout after another; ``runs`` collects what the report shows."""
+
+    def __init__(self, console: Console, options: MatrixOptions, clock: Clock) -> None:
+        slo = parse_goodput(options.goodput)
+        if slo is None:
+            raise InvalidArgument("--goodput", options.goodput, "a comparison needs objectives")
+        if not all(scale > 0 for scale in options.rate_scales):
+            raise InvalidArgument("--rate-scale", options.rate_scales, "must be > 0")
+        self._console = console
+        self._options = options
+        self._clock = clock
+        self._load_before = os.getloadavg()[0]
+        self._slo: Slo = slo
+        self._scenarios = choose_scenarios(options.scenarios)
+        self.runs: dict[str, list[dict[str, Any]]] = {scenario.name: [] for scenario in self._scenarios}
+
+    async def run(self) -> dict[str, Any]:
+        """Everything; the report as JSON-ready values."""
+        for layout in (SPLIT, AGGREGATED):
+            self._console.print(f"[bold]{layout.name}[/]")
+            with tempfile.TemporaryDirectory(prefix="weir-bench-") as scratch:
+                async with Cluster(layout.spec(self._options.model_dir, Path(scratch))) as cluster:
+                    for scenario in self._scenarios:
+                        for scale in self._options.rate_scales:
+                            self.runs[scenario.name].append(await self._one(cluster, layout, scenario, scale))
+        return self._report()
+
+    async def _one(self, cluster: Cluster, layout: Layout, scenario: Scenario, scale: float) -> dict[str, Any]:
+        options = self._options
+        traffic = make_traffic(scenario, options.seconds, scale, options.seed, Vocabulary())
+        plan = LoadPlan(
+            Target("weir", cluster.router_address),
+            traffic.prompts,
+            traffic.arrivals_s,
+            # Their ids lie outside what prompts are drawn from: nothing of them is found in a cache.
+            warmups=tuple(Prompt(4, tuple(range(100 + i, 164 + i))) for i in range(WARMUPS)),
+            ignore_eos=True,
+            timeout_s=REQUEST_TIMEOUT_S,
+        )
+        async with sampled(cluster, self._clock) as points:
+            result = await self._loaded(cluster, layout, scenario, plan)
+        async with WorkerPolls(cluster.worker_addresses) as polls:
+            await polls.until_idle(self._clock)
+        figures = summarise(result.records, result.duration_s, slo=self._slo, percentiles=PERCENTILES)
+        figures["generator"] = {**dataclasses.asdict(result.health), "verdict": result.health.verdict}
+        self._console.print(
+            f"  {scenario.name} × {scale:g}: {figures['completed']} completed, {figures['failed']} failed, "
+            f"goodput {figures['request_goodput']:.2f}/s, ITL p99 {figures['p99_itl_ms']:.0f} ms, "
+            f"TTFT p99 {figures['p99_ttft_ms']:.0f} ms",
+            highlight=False,
+        )
+        return {
+            "layout": layout.name,
+            "rate_scale": scale,
+            "offered_per_s": len(plan.prompts) / options.seconds,
+            "figures": figures,
+            "samples_ms": latencies_ms(result.records),
+            "timeline": [dataclasses.asdict(_shifted(p, result.start_s)) for p in points],
+        }
+
+    async def _loaded(self, cluster: Cluster, layout: Layout, scenario: Scenario, plan: LoadPlan) -> LoadResult:
+        if scenario.kill_at is None:
+            return await run_load(plan)
+        losing: asyncio.Task[None] | None = None
+
+        def started(start_s: float) -> None:
+            nonlocal losing
+            kill_s = start_s + (scenario.kill_at or 0.0) * self._options.seconds
+            losing = asyncio.create_task(_lose_worker(cluster, layout, kill_s, self._clock))
+
+        result = await run_load(plan, on_started=started)
+        assert losing is not None
+        await losing
+        return result
+
+    def _report(self) -> dict[str, Any]:
+        scenarios = []
+        for scenario in self._scenarios:
+            runs = self.runs[scenario.name]
+            split, mixed = (next(r["figures"] for r in runs if r["layout"] == x.name) for x in (SPLIT, AGGREGATED))
+            scenarios.append(
+                {
+                    "name": scenario.name,
+                    "flows": [dataclasses.asdict(flow) for flow in scenario.flows],
+                    "kill_at": scenario.kill_at,
+                    "runs": runs,
+                    "verdict": dataclasses.asdict(judge_split(scenario, split, mixed)),
+                }
+            )
+        options = self._options
+        setup = {
+            "model": options.model_dir.name,
+            "cores": len(os.sched_getaffinity(0)),
+            "machine": _processor(),
+            "arrivals in each run, s": options.seconds,
+            "objectives": ", ".join(options.goodput) + " ms",
+            "seed": options.seed,
+            "load average before": f"{self._load_before:.2f}",
+        }
+        return {"title": "Weir: prefill and decode apart, or together?", "setup": setup, "scenarios": scenarios}
+
+
+def _shifted(point: LoadPoint, start_s: float) -> LoadPoint:
+    return dataclasses.replace(point, at_s=round(point.at_s - start_s, 3))
+
+
+async def _lose_worker(cluster: Cluster, layout: Layout, kill_s: float, clock: Clock) -> None:
+    """Kill the last worker (it decodes in either layout) and start another in its place, as a supervisor would."""
+    await asyncio.sleep(max(0.0, kill_s - clock.monotonic_s()))
+    victim = cluster.workers.pop()
+    victim.kill()
+    await victim.wait()
+    lost = next(name for name in cluster.worker_addresses if name == victim.ready[1])
+    del cluster.worker_addresses[lost]
+    role = Role.MIXED if layout.mixed else Role.DECODE
+    await cluster.start_worker(role, len(cluster.workers))
+    await victim.stop(0.0)
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+async def run_bench_matrix(console: Console, options: MatrixOptions) -> dict[str, Any]:
+    """Run, print verdicts, write both files."""
+    report = await MatrixRunner(console, options, SystemClock()).run()
+    table = Table("scenario", "split beside aggregated", title="verdict", title_justify="left")
+    for scenario in report["scenarios"]:
+        table.add_row(scenario["name"], scenario["verdict"]["text"])
+    console.print(table)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "report.json").write_text(json.dumps(report), encoding="utf-8")
+    (options.out / "report.html").write_text(render_report(report), encoding="utf-8")
+    console.print(f"wrote {options.out / 'report.html'} and report.json", highlight=False)
+    return report
