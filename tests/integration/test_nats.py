@@ -6,7 +6,9 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
+import nats.errors
 import pytest
 
 from weir.clock import SystemClock
@@ -380,3 +382,87 @@ async def test_nothing_is_left_running_after_close(server: EmbeddedNats) -> None
         await close()
     await asyncio.sleep(0)
     assert {task.get_name() for task in asyncio.all_tasks() - before} == set()
+
+
+class SlowWatch:
+    """A bucket whose watches say nothing for a while, as in a process that stood still or a server under load.
+
+    The first watch falls silent once it is complete; the first news of any other take 50 ms.
+    """
+
+    def __init__(self, bucket: Any) -> None:
+        self.watches = 0
+        self._bucket = bucket
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bucket, name)
+
+    async def watchall(self, **options: Any) -> Any:
+        self.watches += 1
+        watcher = await self._bucket.watchall(**options)
+        watcher.updates = self._first(watcher.updates) if self.watches == 1 else self._later(watcher.updates)
+        return watcher
+
+    @staticmethod
+    def _first(updates: Any) -> Any:
+        complete = False
+
+        async def silent(timeout: float) -> Any:
+            nonlocal complete
+            if complete:
+                await asyncio.sleep(timeout)
+                raise nats.errors.TimeoutError
+            entry = await updates(timeout=timeout)
+            complete = entry is None
+            return entry
+
+        return silent
+
+    @staticmethod
+    def _later(updates: Any) -> Any:
+        started = False
+
+        async def late(timeout: float) -> Any:
+            nonlocal started
+            if not started and timeout < 0.05:
+                await asyncio.sleep(timeout)
+                raise nats.errors.TimeoutError
+            started = True
+            return await updates(timeout=timeout)
+
+        return late
+
+
+async def test_a_broken_watch_is_begun_once_more_and_not_for_ever(
+    server: EmbeddedNats, link: NatsLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The view is old when the new watch begins: it must wait for its news before it takes silence for death."""
+    registry = await NatsRegistry.open(link, SystemClock())
+    slow = SlowWatch(registry._bucket)
+
+    async def keep_bucket() -> None:
+        registry._bucket = slow
+
+    monkeypatch.setattr(registry, "_ensure_bucket", keep_bucket)
+    other = await NatsLink.connect(config_for(server), name="other")
+    writer = await NatsRegistry.open(other, SystemClock())
+    await writer.put(record(role_epoch=1))
+    changes = Changes()
+    await registry.watch(changes)
+    for epoch in range(2, 14):
+        await writer.put(record(role_epoch=epoch))
+        await asyncio.sleep(TTL_S / 4)
+    assert slow.watches == 2
+    assert ("gone", "prefill-1") not in changes.kinds()
+    assert registry.snapshot()["prefill-1"].role_epoch == 13
+    await registry.close()
+    await writer.close()
+    await other.close()
+
+
+async def test_the_consumer_of_a_killed_watcher_is_soon_gone(server: EmbeddedNats, link: NatsLink) -> None:
+    registry = await NatsRegistry.open(link, SystemClock())
+    await registry.watch(Changes())
+    consumers = await link.jetstream.consumers_info(f"KV_{REGISTRY_BUCKET}")
+    assert [consumer.config.inactive_threshold for consumer in consumers] == [10.0]
+    await registry.close()

@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 _DELETIONS = frozenset({"DEL", "PURGE"})
 MIN_WAIT_S = 0.01
+CONSUMER_IDLE_S = 10.0
+"""The server forgets the consumer of a watch that nobody listens to after this (5 minutes by default)."""
 
 
 class _WatchBroken(Exception):
@@ -164,18 +166,24 @@ class NatsRegistry:
 
     async def _follow_watch(self) -> None:
         """Apply what the watch delivers, and expire the silent, until something breaks."""
-        watcher = await self._bucket.watchall()
+        watcher = await self._bucket.watchall(inactive_threshold=CONSUMER_IDLE_S)
+        complete = False
         try:
             while True:
                 try:
-                    entry = await watcher.updates(timeout=self._wait_s())
+                    entry = await watcher.updates(timeout=self._wait_s() if complete else self._ttl_s)
                 except nats.errors.TimeoutError:
+                    if not complete:
+                        raise _WatchBroken("all that was there when it began") from None
                     await self._expire()
                     continue
                 if entry is None:
+                    complete = True
                     self._on_synced()
                 else:
                     self._apply(entry)
+                # Before the watch is complete, silence says nothing: the news may be on their way.
+                if complete:
                     await self._expire()
         finally:
             with contextlib.suppress(*NATS_ERRORS):
