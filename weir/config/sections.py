@@ -41,11 +41,14 @@ class LimitsConfig:
 
 @dataclass(frozen=True, slots=True)
 class TelemetryConfig:
-    """Logs and metrics of every service."""
+    """Logs, metrics and traces of every service."""
 
     log_level: str = setting("info", "least level written", choices=("debug", "info", "warning", "error"))
     log_format: str = setting("line", "one line of key=value, or JSON", choices=("line", "json"))
     metrics_bind: str = setting("", "address of /metrics; empty is off", address=True)
+    otlp_endpoint: str = setting("", "OTLP/gRPC collector for spans, host:port or URL; empty is off")
+    trace_ratio: float = setting(0.1, "share of requests traced when the caller does not say", low=0, high=1)
+    trace_ring: int = setting(512, "ended requests the router remembers for weir trace", low=0, high=1 << 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +144,8 @@ class ControllerConfig:
     link_decode_mb_s: float = setting(0.0, "ingress of a decode worker, MB/s; 0 is not known", low=0, high=1e9)
     drain_ms: float = setting(0.0, "drain time of a flip; 0 takes the worker's default", low=0, high=3_600_000)
     max_decisions_kept: int = setting(500, "decisions remembered", low=1, high=1 << 16)
-    kubernetes_namespace: str = setting("default", "namespace of the workers' StatefulSets")
-    kubernetes_prefix: str = setting("weir", "StatefulSets are PREFIX-prefill, PREFIX-decode, PREFIX-mixed")
+    kubernetes_namespace: str = setting("default", "namespace of the workers' Deployments")
+    kubernetes_prefix: str = setting("weir", "Deployments are PREFIX-prefill, PREFIX-decode, PREFIX-mixed")
 
 
 SECTIONS: dict[str, type] = {

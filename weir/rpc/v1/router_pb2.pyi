@@ -203,3 +203,73 @@ class GetRouterStateResponse(_message.Message):
     ended: _containers.ScalarMap[str, int]
     requests: _containers.RepeatedCompositeFieldContainer[GetRouterStateResponse.ActiveRequest]
     def __init__(self, active_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., open_sessions: _Optional[int] = ..., tasks: _Optional[int] = ..., ended: _Optional[_Mapping[str, int]] = ..., requests: _Optional[_Iterable[_Union[GetRouterStateResponse.ActiveRequest, _Mapping]]] = ...) -> None: ...
+
+class GetTraceRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class GetTraceResponse(_message.Message):
+    __slots__ = ("request_id", "trace_id", "sampled", "model", "state", "error", "received_unix_s", "timings", "usage", "spans")
+    class Span(_message.Message):
+        __slots__ = ("name", "parent", "start_ms", "length_ms", "attributes", "error", "events")
+        class AttributesEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: str
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        PARENT_FIELD_NUMBER: _ClassVar[int]
+        START_MS_FIELD_NUMBER: _ClassVar[int]
+        LENGTH_MS_FIELD_NUMBER: _ClassVar[int]
+        ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+        ERROR_FIELD_NUMBER: _ClassVar[int]
+        EVENTS_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        parent: int
+        start_ms: float
+        length_ms: float
+        attributes: _containers.ScalarMap[str, str]
+        error: str
+        events: _containers.RepeatedCompositeFieldContainer[GetTraceResponse.Event]
+        def __init__(self, name: _Optional[str] = ..., parent: _Optional[int] = ..., start_ms: _Optional[float] = ..., length_ms: _Optional[float] = ..., attributes: _Optional[_Mapping[str, str]] = ..., error: _Optional[str] = ..., events: _Optional[_Iterable[_Union[GetTraceResponse.Event, _Mapping]]] = ...) -> None: ...
+    class Event(_message.Message):
+        __slots__ = ("name", "at_ms", "attributes")
+        class AttributesEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: str
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        AT_MS_FIELD_NUMBER: _ClassVar[int]
+        ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        at_ms: float
+        attributes: _containers.ScalarMap[str, str]
+        def __init__(self, name: _Optional[str] = ..., at_ms: _Optional[float] = ..., attributes: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    trace_id: str
+    sampled: bool
+    model: str
+    state: _common_pb2.RequestState
+    error: str
+    received_unix_s: float
+    timings: _common_pb2.Timings
+    usage: _common_pb2.Usage
+    spans: _containers.RepeatedCompositeFieldContainer[GetTraceResponse.Span]
+    def __init__(self, request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., sampled: bool = ..., model: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.RequestState, str]] = ..., error: _Optional[str] = ..., received_unix_s: _Optional[float] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., spans: _Optional[_Iterable[_Union[GetTraceResponse.Span, _Mapping]]] = ...) -> None: ...

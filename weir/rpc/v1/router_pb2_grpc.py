@@ -60,6 +60,11 @@ class RouterServiceStub(object):
                 request_serializer=weir_dot_rpc_dot_v1_dot_router__pb2.GetRouterStateRequest.SerializeToString,
                 response_deserializer=weir_dot_rpc_dot_v1_dot_router__pb2.GetRouterStateResponse.FromString,
                 _registered_method=True)
+        self.GetTrace = channel.unary_unary(
+                '/weir.rpc.v1.RouterService/GetTrace',
+                request_serializer=weir_dot_rpc_dot_v1_dot_router__pb2.GetTraceRequest.SerializeToString,
+                response_deserializer=weir_dot_rpc_dot_v1_dot_router__pb2.GetTraceResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer(object):
@@ -101,6 +106,13 @@ class RouterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTrace(self, request, context):
+        """How a request that has ended here spent its time, while the ring of recent requests holds it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +140,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.GetRouterState,
                     request_deserializer=weir_dot_rpc_dot_v1_dot_router__pb2.GetRouterStateRequest.FromString,
                     response_serializer=weir_dot_rpc_dot_v1_dot_router__pb2.GetRouterStateResponse.SerializeToString,
+            ),
+            'GetTrace': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTrace,
+                    request_deserializer=weir_dot_rpc_dot_v1_dot_router__pb2.GetTraceRequest.FromString,
+                    response_serializer=weir_dot_rpc_dot_v1_dot_router__pb2.GetTraceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +283,33 @@ class RouterService(object):
             '/weir.rpc.v1.RouterService/GetRouterState',
             weir_dot_rpc_dot_v1_dot_router__pb2.GetRouterStateRequest.SerializeToString,
             weir_dot_rpc_dot_v1_dot_router__pb2.GetRouterStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.rpc.v1.RouterService/GetTrace',
+            weir_dot_rpc_dot_v1_dot_router__pb2.GetTraceRequest.SerializeToString,
+            weir_dot_rpc_dot_v1_dot_router__pb2.GetTraceResponse.FromString,
             options,
             channel_credentials,
             insecure,
