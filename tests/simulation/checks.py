@@ -72,7 +72,8 @@ class Checks:
         if source is None or source.worker is None or entry.read_done or entry.state is RequestState.DECODING:
             return False
         key = RequestKey(entry.request_id, entry.attempt)
-        return key in source.worker.prefill.desk and key not in self._world.fabric_faults.proven
+        attempt = source.worker.prefill.desk._attempts.get(key)
+        return attempt is not None and attempt.started and key not in self._world.fabric_faults.proven
 
     # -- at the end of a request ------------------------------------------------------------------------
 

@@ -569,3 +569,15 @@ def test_resume_keeps_the_prompt_apart_from_generated_tokens() -> None:
     begin = stage.sent()[0]
     assert isinstance(begin, SendBeginPrefill)
     assert begin.admission.prompt == PROMPT
+
+
+def test_a_decode_worker_is_bound_when_the_prefill_begins_not_before() -> None:
+    """Room on D must not be held for a prompt that waits for P's memory: whoever holds that may wait for D."""
+    stage = Stage(P1, D1)
+    stage.prefills_begin = False
+    stage.admit()
+    assert stage.names() == ["BeginPrefill prefill-1 1"]
+    stage.report(D1)
+    assert stage.names() == []
+    stage.book.prefill_started(P1, "r", 1, 2, 1.5, stage.now_s)
+    assert stage.names() == ["BeginDecode decode-1 1"]
