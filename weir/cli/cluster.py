@@ -121,8 +121,11 @@ class Cluster:
         self.say(f"router        gRPC {grpc}   HTTP {http or 'off'}")
         return router
 
-    async def start_worker(self, role: Role, index: int) -> ChildProcess:
-        """Start one more worker on the core that ``index`` falls on, and wait until it is ready."""
+    async def start_worker(self, role: Role, index: int, *flags: str) -> ChildProcess:
+        """Start one more worker on the core that ``index`` falls on, and wait until it is ready.
+
+        ``flags`` go after, and so before, those of the spec.
+        """
         spec = self.spec
         argv = [sys.executable, "-m", "weir.services.worker", "--role", role.value, "--nats", self.nats_url]
         argv += ["--bind", f"{spec.host}:0", "--model", str(spec.model_dir), "--model-name", spec.model_name]
@@ -130,7 +133,7 @@ class Cluster:
         if spec.device == "cpu":
             argv += cpu_flags(index, len(spec.roles()))
         worker = await ChildProcess.start(
-            f"{role.value}-{index}", [*argv, *spec.worker_flags], self._log(f"{role.value}-{index}")
+            f"{role.value}-{index}", [*argv, *spec.worker_flags, *flags], self._log(f"{role.value}-{index}")
         )
         self.workers.append(worker)
         words = await worker.wait_ready(READY_TIMEOUT_S)

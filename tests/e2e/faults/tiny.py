@@ -48,7 +48,8 @@ class TinyLlama:
     def greedy(self, prompt: Sequence[int], max_tokens: int) -> tuple[int, ...]:
         """The greedy continuation; the end-of-sequence token is like any other."""
         cache = transformers.DynamicCache(config=self._model.config)
-        step, made = torch.tensor([list(prompt)]), []
+        made: list[int] = []
+        step = torch.tensor([list(prompt)])
         while len(made) < max_tokens:
             logits = self._model(step, past_key_values=cache, use_cache=True).logits[0, -1]
             made.append(int(logits.argmax()))
