@@ -13,13 +13,16 @@ import grpc.aio
 from weir.clock import SystemClock
 from weir.config import ControllerConfig, LimitsConfig, NatsConfig, TelemetryConfig
 from weir.config.flags import CommandLine
+from weir.events.nats_bus import NatsBus
 from weir.events.nats_link import NatsLink
 from weir.events.nats_registry import NatsRegistry
 from weir.events.registry import ChangeKind, RegistryChange
 from weir.rpc.limits import RpcLimits
 from weir.rpc.server import RpcServer, serve
 from weir.rpc.v1 import common_pb2, controller_pb2_grpc
+from weir.services.controller.balancing import limits_of, make_loop, profile_of
 from weir.services.controller.ledger import RoleLedger
+from weir.services.controller.loop import BalanceLoop
 from weir.services.controller.servicer import SERVICE_NAME, ControllerServicer
 from weir.services.controller.workers import GrpcWorkers
 from weir.telemetry.metrics import ControllerMetrics, MetricsServer
@@ -53,58 +56,97 @@ async def run(
 ) -> None:
     """Run the controller until a signal (or ``stop``); ``on_ready`` gets its address.
 
-    Raises Unavailable when NATS or the address cannot be had.
+    Raises InvalidArgument for settings that contradict each other, Unavailable when NATS or the address cannot be had.
     """
     config = settings.controller
+    limits_of(config)
+    profile_of(config)
     identity = config.controller_id or f"controller-{secrets.randbits(24):06x}"
-    clock = SystemClock()
-    metrics = ControllerMetrics()
     link = await NatsLink.connect(settings.nats, name=identity)
     try:
-        registry = await NatsRegistry.open(link, clock)
-        ledger = RoleLedger(config.max_role_changes_kept)
-        limits = RpcLimits.of(settings.limits)
-        servicer = ControllerServicer(
-            registry=registry,
-            ledger=ledger,
-            workers=GrpcWorkers(limits),
-            clock=clock,
-            metrics=metrics,
-            role_change_timeout_s=config.role_change_timeout_s,
-        )
-        await registry.watch(_membership_metrics(registry, metrics))
-        exporter = MetricsServer(settings.telemetry.metrics_bind, metrics) if settings.telemetry.metrics_bind else None
+        parts = await _compose(settings, identity, link)
     except BaseException:
         await link.close()
         raise
 
     def register(server: grpc.aio.Server) -> Sequence[str]:
-        controller_pb2_grpc.add_ControllerServiceServicer_to_server(servicer, server)
+        controller_pb2_grpc.add_ControllerServiceServicer_to_server(parts.servicer, server)
         return (SERVICE_NAME,)
 
     async def on_started(server: RpcServer) -> None:
         await server.set_ready(True)
         on_ready(server.address)
 
-    async def close() -> None:
-        await registry.close()
-        await link.close()
-        if exporter is not None:
-            exporter.close()
-
     await serve(
         name="controller",
         bind=config.bind,
         register=register,
         on_started=on_started,
-        drain=servicer.drain,
-        close=close,
+        drain=parts.drain,
+        close=parts.close,
         grace_s=settings.limits.stop_grace_s,
         drain_timeout_s=settings.limits.drain_timeout_s,
-        limits=limits,
+        limits=RpcLimits.of(settings.limits),
         reflection=config.reflection,
         stop=stop,
     )
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What runs beside the server. ``bus`` and ``balance`` are there when the mode is not off."""
+
+    link: NatsLink
+    registry: NatsRegistry
+    servicer: ControllerServicer
+    bus: NatsBus | None = None
+    balance: BalanceLoop | None = None
+    exporter: MetricsServer | None = None
+
+    async def drain(self) -> None:
+        """Decide nothing more; let role changes end."""
+        if self.balance is not None:
+            await self.balance.close()
+        await self.servicer.drain()
+
+    async def close(self) -> None:
+        """Leave NATS."""
+        if self.bus is not None:
+            await self.bus.close()
+        await self.registry.close()
+        await self.link.close()
+        if self.exporter is not None:
+            self.exporter.close()
+
+
+async def _compose(settings: ControllerSettings, identity: str, link: NatsLink) -> _Parts:
+    config, clock, metrics = settings.controller, SystemClock(), ControllerMetrics()
+    registry = await NatsRegistry.open(link, clock)
+    servicer = ControllerServicer(
+        registry=registry,
+        ledger=RoleLedger(config.max_role_changes_kept),
+        workers=GrpcWorkers(RpcLimits.of(settings.limits)),
+        clock=clock,
+        metrics=metrics,
+        role_change_timeout_s=config.role_change_timeout_s,
+    )
+    await registry.watch(_membership_metrics(registry, metrics))
+    parts = _Parts(link, registry, servicer)
+    if config.mode != "off":
+        parts.bus = await NatsBus.open(link)
+        parts.balance = servicer.balance = make_loop(
+            config,
+            identity=identity,
+            registry=registry,
+            bus=parts.bus,
+            clock=clock,
+            changes=servicer.changes,
+            metrics=metrics,
+        )
+        await parts.balance.open()
+    if settings.telemetry.metrics_bind:
+        parts.exporter = MetricsServer(settings.telemetry.metrics_bind, metrics)
+    return parts
 
 
 def _membership_metrics(registry: NatsRegistry, metrics: ControllerMetrics) -> Callable[[RegistryChange], None]:

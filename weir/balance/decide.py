@@ -72,6 +72,7 @@ class BalanceController:
             return None
         number = self.pending.decision.number
         self._end_pending(now_s, well=True)
+        self._under_way_to = None
         return self._nothing(now_s, f"decision {number} was cancelled", cancels=number)
 
     # what is pending

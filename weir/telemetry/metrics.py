@@ -185,6 +185,11 @@ class ControllerMetrics(ProcessMetrics):
         self.role_changes = Counter(
             "weir_role_changes", "Role changes, by outcome.", ("outcome",), registry=self.registry
         )
+        self.decisions = Counter("weir_decisions", "Balance decisions.", ("action",), registry=self.registry)
+        self.forecast_error = Gauge(
+            "weir_forecast_error_ratio", "Error (MAPE) of the arrival forecast in use.", registry=self.registry
+        )
+        self.used = Gauge("weir_capacity_used_ratio", "Demand over capacity.", registry=self.registry)
 
 
 class MetricsServer:
