@@ -28,6 +28,7 @@ def register(bench: typer.Typer) -> None:
     bench.command(name="soak", epilog="Example: weir bench soak --requests 2000")(soak)
     bench.command(name="interference", epilog="Example: weir bench interference --rounds 3")(interference)
     bench.command(name="matrix", epilog="Example: weir bench matrix --seconds 60 --rate-scale 1 --rate-scale 2")(matrix)
+    bench.command(name="router", epilog="Example: weir bench router --requests 2000")(router)
     bench.command(name="transfer", epilog="Example: weir bench transfer --repeats 20")(transfer)
 
 
@@ -175,3 +176,22 @@ def matrix(
         out=out,
     )
     asyncio.run(run_bench_matrix(console, options))
+
+
+def router(
+    model: Model = "demo",
+    requests: Annotated[int, Flag(min=10, help="Answers of one token")] = 2000,
+    streams: Annotated[int, Flag(min=1, help="Long answers")] = 200,
+    stream_tokens: Annotated[int, Flag(min=2, help="Tokens of each")] = 128,
+    concurrency: Annotated[int, Flag(min=1, help="At once")] = 32,
+    step_ms: Annotated[float, Flag(min=0.1, help="Pace of the mock workers")] = 5.0,
+    out: Json = None,
+) -> None:
+    """What the router costs: latency added, CPU a request and a token, with mock workers."""
+    from weir.cli.bench_router import RouterShape, run_bench_router
+    from weir.cli.paths import model_dir
+
+    shape = RouterShape(
+        requests=requests, streams=streams, stream_tokens=stream_tokens, concurrency=concurrency, step_ms=step_ms
+    )
+    asyncio.run(run_bench_router(console, model_dir(model), shape, out))
