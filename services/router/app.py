@@ -42,8 +42,10 @@ from weir.services.router.retry import RetryBudget
 from weir.services.router.router import Router, RouterParts
 from weir.services.router.servicer import SERVICE_NAME, RouterServicer
 from weir.services.router.sessions import OpenChannel
+from weir.services.router.traces import RequestTraces
 from weir.services.router.view import FleetView
 from weir.telemetry.metrics import CONTENT_TYPE, MetricsServer, RouterMetrics
+from weir.telemetry.spans import SpanCollector, Tracer, make_tracer
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +93,7 @@ class RouterApp:
         *,
         random_bits: Callable[[int], int] = secrets.randbits,
         open_channel: OpenChannel = channel,
+        tracer: Tracer | None = None,
     ) -> None:
         self.settings = settings
         config = settings.router
@@ -104,6 +107,8 @@ class RouterApp:
         self._clock = clock
         self.metrics = RouterMetrics()
         self.metrics.watch_bus(bus.stats)
+        self.tracer = tracer or make_tracer(settings.telemetry, "router", router_id, clock, random_bits)
+        SpanCollector(self.tracer).register(self.metrics.registry)
         self.publisher = LifecyclePublisher(bus, clock, router_id, incarnation)
         self.router = Router(
             RouterParts(
@@ -119,6 +124,7 @@ class RouterApp:
                 ),
                 publisher=self.publisher,
                 meters=Meters(self.metrics),
+                traces=RequestTraces(self.tracer, clock, settings.telemetry.trace_ring),
                 models=self._models,
                 mint=RequestIdMint(random_bits),
                 links=partial(
@@ -184,6 +190,8 @@ class RouterApp:
         await self._view.close()
         await self.router.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
+        if self.tracer.enabled:
+            await asyncio.to_thread(self.tracer.shutdown)
 
 
 def _book(config: RouterConfig, fleet: Fleet, jitter: Callable[[], float]) -> RequestBook:

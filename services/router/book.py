@@ -33,6 +33,7 @@ from weir.services.router.ending import error_of
 from weir.services.router.entry import NEVER_S, Entry
 from weir.services.router.facts import BookLimits, EndedNews, FirstTokenNews
 from weir.services.router.fleet import Fleet
+from weir.services.router.journal import READ
 from weir.services.router.ledger import Ledger
 from weir.services.router.placing import Placing
 from weir.services.router.policy import Policy
@@ -155,9 +156,13 @@ class RequestBook:
         entry = self._entries.get(request_id)
         if entry is None:
             return False
-        self._ledger.commands.append(PublishCancel(request_id, entry.attempt, reason))
+        self._publish_cancel(entry, reason)
         self._recovery.fail(entry, now_s, RequestCancelled(reason), RequestState.CANCELLED)
         return True
+
+    def _publish_cancel(self, entry: Entry, reason: str) -> None:
+        trace = entry.admission.traceparent
+        self._ledger.commands.append(PublishCancel(entry.request_id, entry.attempt, reason, trace))
 
     def stop(self, request_id: str, tokens: int, stop_string: str, now_s: float) -> None:
         """A stop string was complete with the generated token number ``tokens``, counted from 1."""
@@ -268,6 +273,7 @@ class RequestBook:
         entry.read_done = True
         entry.read_until_s = NEVER_S
         entry.kv_read = timings
+        entry.journal.note(now_s, READ, attempt, worker=worker.worker_id, timings=timings)
         if entry.prefill is not None:
             self._ledger.release(entry)
         self._end_prefill_if_done(entry)
@@ -366,7 +372,7 @@ class RequestBook:
         if now_s >= entry.admission.deadline_s:
             allowed_s = entry.admission.deadline_s - entry.admission.received_s
             error: WeirError = DeadlineExceeded(f"{allowed_s:.3f} s passed while {entry.state.value}")
-            self._ledger.commands.append(PublishCancel(entry.request_id, entry.attempt, "deadline"))
+            self._publish_cancel(entry, "deadline")
             self._recovery.fail(entry, now_s, error, RequestState.FAILED)
         elif now_s >= entry.retry_s:
             entry.retry_s = NEVER_S

@@ -11,6 +11,7 @@ from weir.errors import WeirError
 from weir.ids import WorkerKey
 from weir.lifecycle import FinishReason, RequestState
 from weir.services.router.answer import Usage
+from weir.services.router.journal import Mark
 from weir.services.router.timings import Timings
 
 
@@ -112,6 +113,7 @@ class End:
     stop_string: str
     usage: Usage
     timings: Timings
+    marks: Sequence[Mark] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ class PublishState:
     error: str = ""
     ttft_ms: float = 0.0
     tpot_ms: float = 0.0
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,7 @@ class PublishCancel:
     request_id: str
     attempt: int
     reason: str
+    traceparent: str = ""
 
 
 Command = (

@@ -64,7 +64,8 @@ def end_of(
     decoded = entry.local or tokens > 1
     served = Served(entry.kv_read, entry.prefill_name, entry.decode_name if decoded else "", entry.attempt)
     timings = measure(entry.stamps, end_s=now_s, tokens=tokens, served=served)
-    return End(entry.request_id, state, reason, error, stop_string, usage_of(entry, usage), timings)
+    marks = entry.journal.marks
+    return End(entry.request_id, state, reason, error, stop_string, usage_of(entry, usage), timings, marks)
 
 
 def usage_of(entry: Entry, reported: Any | None) -> Usage:

@@ -7,6 +7,7 @@ from typing import Any
 from weir.ids import WorkerKey
 from weir.lifecycle import RequestState
 from weir.services.router.commands import Admission
+from weir.services.router.journal import Journal
 from weir.services.router.policy import Demand
 from weir.services.router.timings import Stamps
 
@@ -33,6 +34,7 @@ class Entry:
         "final_ticket",
         "first_token",
         "generated",
+        "journal",
         "kv_read",
         "last_error",
         "lease_id",
@@ -60,6 +62,7 @@ class Entry:
         self.admission = admission
         self.state = RequestState.RECEIVED
         self.stamps = Stamps(received_s=admission.received_s, admitted_s=now_s)
+        self.journal = Journal()
         self.generated: list[int] = []
         """Tokens passed on to the consumer."""
         self.attempt = 0

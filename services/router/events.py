@@ -94,6 +94,7 @@ class LifecyclePublisher:
             request_subject(command.state),
             event.SerializeToString(),
             msg_id=message_id(command.request_id, command.attempt, command.state.value),
+            headers=_headers(command),
             durable=True,
         )
 
@@ -108,6 +109,7 @@ class LifecyclePublisher:
             cancel_subject(command.request_id),
             event.SerializeToString(),
             msg_id=message_id(command.request_id, command.attempt, "cancel"),
+            headers=_headers(command),
         )
 
     def _origin(self, counter: SequenceCounter) -> events_pb2.EventOrigin:
@@ -117,3 +119,7 @@ class LifecyclePublisher:
             sequence=counter.next(),
             unix_s=self._clock.unix_s(),
         )
+
+
+def _headers(command: PublishState | PublishCancel) -> dict[str, str] | None:
+    return {"traceparent": command.traceparent} if command.traceparent else None

@@ -12,6 +12,7 @@ from weir.errors import WeirError
 from weir.models.detokenize import IncrementalDetokenizer
 from weir.models.stops import StopMatcher
 from weir.services.router.answer import Accepted, Delta, Event, Final
+from weir.services.router.traces import RequestTrace
 
 
 class Generation:
@@ -37,6 +38,7 @@ class Generation:
         "last_token_s",
         "over",
         "tokens_taken",
+        "trace",
     )
 
     def __init__(
@@ -51,6 +53,8 @@ class Generation:
         """Whether the request has ended, read or not."""
         self.last_token_s = 0.0
         """When tokens last came; the router's."""
+        self.trace: RequestTrace | None = None
+        """Where it stands in a trace; the router's."""
         self.tokens_taken = 0
         """Generated tokens up to now, none of them after a stop string."""
         self._accepted_given = False

@@ -169,6 +169,7 @@ class Ledger:
                 error="" if error is None else str(error)[:500],
                 ttft_ms=ttft_ms,
                 tpot_ms=tpot_ms,
+                traceparent=admission.traceparent,
             )
         )
 
@@ -208,5 +209,6 @@ class Ledger:
                 cached_tokens=0,
                 age_ms=(now_s - admission.received_s) * 1e3,
                 error=str(error)[:500],
+                traceparent=admission.traceparent,
             )
         )

@@ -15,8 +15,9 @@ from weir.services.router.commands import (
 )
 from weir.services.router.entry import NEVER_S, Entry
 from weir.services.router.fleet import Fleet, WorkerView
+from weir.services.router.journal import BOUND, ROUTED
 from weir.services.router.ledger import Ledger
-from weir.services.router.policy import Policy
+from weir.services.router.policy import Choice, Policy
 from weir.services.router.timers import Timers
 
 MAX_SCANNED = 64
@@ -115,6 +116,7 @@ class Placing:
         if not entry.generated:
             entry.stamps.dispatched_s = now_s
             entry.stamps.worker_queue_ms = 0.0
+        _note_route(entry, choice, now_s)
         if choice.prefill is None:
             assert choice.decode is not None, "a choice names a worker"
             self._begin_local(entry, choice.decode, choice.reason, now_s)
@@ -149,6 +151,7 @@ class Placing:
 
     def _bind(self, entry: Entry, view: WorkerView, now_s: float) -> None:
         """Give the sequence to D, with all that P has said so far."""
+        entry.journal.note(now_s, BOUND, entry.attempt, decode=view.key.worker_id)
         self._take_decode(entry, view, now_s, prefill_tokens=0)
         self._send_begin_decode(entry, view.key, entry.prefill, now_s)
         commands = self._ledger.commands
@@ -174,6 +177,18 @@ class Placing:
                 source=source,
             )
         )
+
+
+def _note_route(entry: Entry, choice: Choice, now_s: float) -> None:
+    entry.journal.note(
+        now_s,
+        ROUTED,
+        entry.attempt,
+        prefill=choice.prefill.key.worker_id if choice.prefill is not None else "",
+        decode=choice.decode.key.worker_id if choice.decode is not None else "",
+        reason=choice.reason,
+        scores=choice.scores,
+    )
 
 
 def _timeout_ms(entry: Entry, now_s: float) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from weir.ids import WorkerKey
@@ -27,12 +27,13 @@ class Demand:
 class Choice:
     """``prefill`` None: prefill locally on ``decode``. ``decode`` None: bind one when it has room.
 
-    ``reason`` says in words why a request is not split, for logs.
+    ``reason`` says in words why, for logs and traces; ``scores`` are the numbers behind it, by name.
     """
 
     prefill: WorkerView | None
     decode: WorkerView | None
     reason: str = ""
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 class Policy(Protocol):
@@ -61,13 +62,14 @@ class LeastLoaded:
         source = self._prefill(candidates, now_s)
         mixed = self._local(candidates, demand, now_s, Role.MIXED)
         if source is not None and (mixed is None or not _less_busy(mixed, source)):
-            return Choice(source, self.choose_decode(candidates, source, demand, now_s))
+            decode = self.choose_decode(candidates, source, demand, now_s)
+            return Choice(source, decode, "least loaded pair", _scores(source, decode))
         if mixed is not None:
-            return Choice(None, mixed, "mixed worker")
+            return Choice(None, mixed, "mixed worker", _scores(None, mixed))
         if any(view.info.role is Role.PREFILL for view in candidates):
             return None
-        decode = self._local(candidates, demand, now_s, Role.DECODE)
-        return None if decode is None else Choice(None, decode, "no prefill worker")
+        alone = self._local(candidates, demand, now_s, Role.DECODE)
+        return None if alone is None else Choice(None, alone, "no prefill worker", _scores(None, alone))
 
     def choose_decode(
         self, workers: Sequence[WorkerView], source: WorkerView, demand: Demand, now_s: float
@@ -96,6 +98,17 @@ class LeastLoaded:
     def _local(self, workers: Sequence[WorkerView], demand: Demand, now_s: float, role: Role) -> WorkerView | None:
         able = [view for view in workers if view.info.role is role and _has_room(view, demand, now_s)]
         return min(able, key=lambda view: _mixed_score(view, demand), default=None)
+
+
+def _scores(source: WorkerView | None, decode: WorkerView | None) -> dict[str, float]:
+    """What the choice was made by, before the request itself counts."""
+    scores: dict[str, float] = {}
+    if source is not None:
+        scores["prefill_pending_tokens"] = source.pending_prefill_tokens
+    if decode is not None:
+        scores["decode_sequences"] = decode.sequences
+        scores["decode_free_blocks"] = decode.free_blocks
+    return scores
 
 
 def _without(workers: Sequence[WorkerView], avoid: frozenset[WorkerKey]) -> Sequence[WorkerView]:

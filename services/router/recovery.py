@@ -18,6 +18,7 @@ from weir.services.router.ending import exhausted, over_budget
 from weir.services.router.entry import Entry
 from weir.services.router.facts import BookLimits
 from weir.services.router.fleet import Fleet
+from weir.services.router.journal import READ_VOID, REBIND, REFUSED, RETRY
 from weir.services.router.ledger import Ledger
 from weir.services.router.placing import Placing
 from weir.services.router.retry import RetryBudget, backoff_s
@@ -61,6 +62,7 @@ class Recovery:
         """Read again once if that can help and the lease lives; else prefill again."""
         self.void_reads[reason] += 1
         entry.void_reads += 1
+        entry.journal.note(now_s, READ_VOID, entry.attempt, worker=worker.worker_id, reason=reason, detail=detail)
         if entry.prefill is not None and reason in REREADABLE and entry.void_reads == 1:
             self._ledger.commands.extend([SendKvReady(worker, ticket) for ticket in entry.tickets])
             return
@@ -78,6 +80,7 @@ class Recovery:
     ) -> None:
         """No room there for now. That is no failure before work was done: somebody else, or later."""
         entry.last_error = f"({error})"
+        entry.journal.note(now_s, REFUSED, entry.attempt, worker=worker.worker_id, error=str(error))
         until_s = now_s + max(retry_after_ms / 1e3, MIN_REFUSAL_S)
         view = self._fleet.get(worker)
         if view is not None and prefill:
@@ -132,6 +135,7 @@ class Recovery:
             self.fail(entry, now_s, exhausted(error, entry.failures), RequestState.FAILED)
             return
         self.retries["rebind"] += 1
+        entry.journal.note(now_s, REBIND, entry.attempt, error=str(error))
         self.await_decode(entry, now_s)
 
     def fault(self, entry: Entry, worker: WorkerKey, what: str, now_s: float) -> None:
@@ -143,6 +147,7 @@ class Recovery:
     def retry(self, entry: Entry, error: WeirError, kind: str, now_s: float, *, charged: bool) -> None:
         """Prefill again after a back-off, from the prompt and the tokens already sent."""
         self._ledger.drop_legs(entry, f"attempt {entry.attempt} failed")
+        entry.journal.note(now_s, RETRY, entry.attempt, kind=kind, error=str(error))
         entry.failures += 1
         if entry.failures >= self._limits.max_attempts:
             self.fail(entry, now_s, exhausted(error, entry.failures), RequestState.FAILED)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from weir.clock import Clock
-from weir.errors import DeadlineExceeded, Unavailable
+from weir.errors import DeadlineExceeded, NotFound, Unavailable, WeirError
 from weir.ids import RequestIdMint, WorkerKey
 from weir.lifecycle import FinishReason
 from weir.models.detokenize import IncrementalDetokenizer
@@ -42,6 +42,7 @@ from weir.services.router.links import Links
 from weir.services.router.meters import Meters
 from weir.services.router.models import ModelLoader
 from weir.services.router.sessions import LinkOwner
+from weir.services.router.traces import RequestTraces, TraceRecord
 from weir.services.router.view import load_of
 from weir.services.router.wire import (
     BeginWriter,
@@ -67,6 +68,7 @@ class RouterParts:
     intake: Intake
     publisher: LifecyclePublisher
     meters: Meters
+    traces: RequestTraces
     models: ModelLoader
     mint: RequestIdMint
     links: Callable[[LinkOwner], Links]
@@ -84,6 +86,7 @@ class Router:
         self._intake = parts.intake
         self._publisher = parts.publisher
         self._meters = parts.meters
+        self._traces = parts.traces
         self._models = parts.models
         self._mint = parts.mint
         self._timeout_s = parts.request_timeout_s
@@ -167,6 +170,16 @@ class Router:
             ),
         )
 
+    def trace(self, request_id: str) -> TraceRecord:
+        """The record of a request that has ended; "last" or empty is the last. Raises NotFound."""
+        found = self._traces.find(request_id)
+        if found is not None:
+            return found
+        state = (
+            "this one is still running" if request_id in self._generations else f"{len(self._traces)} that have ended"
+        )
+        raise NotFound("trace of request", request_id or "last", state)
+
     def unready_reason(self) -> str | None:
         """Why no request can be served now; None when one can."""
         if self._refusing:
@@ -226,6 +239,7 @@ class Router:
             IncrementalDetokenizer(checked.model.tokenizer, checked.prompt),
             partial(self.cancel, request_id, "the client left"),
         )
+        trace = generation.trace = self._traces.open(ask, checked.sampling.max_tokens, received_s)
         admission = Admission(
             request_id=request_id,
             model=checked.model.name,
@@ -236,12 +250,15 @@ class Router:
             tenant=ask.tenant,
             tenant_salt=checked.tenant_salt,
             priority=ask.priority,
-            traceparent=ask.traceparent,
+            traceparent=trace.span.traceparent,
         )
         try:
             self._book.admit(admission, now_s)
             self._generations[request_id] = generation
             self._idle.clear()
+        except WeirError as error:
+            self._traces.refused(trace, generation.accepted, error)
+            raise
         finally:
             self._act()
         return generation
@@ -302,14 +319,16 @@ class Router:
         if not self._generations:
             self._idle.set()
         self._meters.ended(command)
+        reason, usage = command.finish_reason, command.usage
         if command.error is not None:
+            self._traces.ended(generation.trace, generation.accepted, command, reason, usage)
             generation.finish(command.error)
             return
-        reason, usage = command.finish_reason, command.usage
         stop_string = generation.flush()
         if stop_string:
             reason = FinishReason.STOP
             usage = replace(usage, completion_tokens=generation.tokens_taken)
+        self._traces.ended(generation.trace, generation.accepted, command, reason, usage)
         generation.finish(Final(reason, stop_string, usage, command.timings))
 
     # commands to workers: a link that is down needs none, the book hears ``lost``

@@ -11,11 +11,13 @@ from weir.errors import InvalidArgument
 from weir.lifecycle import RequestState
 from weir.rpc.convert import finish_to_pb, role_to_pb, sampling_from_pb, state_to_pb
 from weir.rpc.v1 import common_pb2, router_pb2, router_pb2_grpc
-from weir.services.router.answer import Accepted, Delta, Final
+from weir.services.router.answer import Accepted, Delta, Final, Usage
 from weir.services.router.fleet import WorkerView
 from weir.services.router.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from weir.services.router.router import Router
 from weir.services.router.timings import Timings
+from weir.services.router.traces import TraceRecord, span_of
+from weir.telemetry.spans import Attributes, SpanData
 
 SERVICE_NAME = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 MAX_TIMEOUT_S = 86_400.0
@@ -95,6 +97,10 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             ],
         )
 
+    async def GetTrace(self, request: router_pb2.GetTraceRequest, context: Context) -> router_pb2.GetTraceResponse:
+        """How a request that has ended spent its time."""
+        return _trace(self._router.trace(request.request_id))
+
 
 def _when_over(context: Context, leave: Callable[[], None]) -> None:
     """grpc.aio tells of a client that left by this callback alone while a handler waits."""
@@ -160,21 +166,24 @@ def _response(event: Accepted | Delta | Final) -> router_pb2.GenerateResponse:
                 request_id=event.request_id, prompt_tokens=event.prompt_tokens, model=event.model
             )
         )
-    usage = event.usage
     return router_pb2.GenerateResponse(
         final=router_pb2.GenerateResponse.Final(
             finish_reason=finish_to_pb(event.finish_reason),
             stop_string=event.stop_string,
-            usage=common_pb2.Usage(
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=usage.completion_tokens,
-                cached_tokens=usage.cached_tokens,
-                local_compute_tokens=usage.local_compute_tokens,
-                local_cache_hit_tokens=usage.local_cache_hit_tokens,
-                external_kv_tokens=usage.external_kv_tokens,
-            ),
+            usage=_usage(event.usage),
             timings=_timings(event.timings),
         )
+    )
+
+
+def _usage(usage: Usage) -> common_pb2.Usage:
+    return common_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        local_compute_tokens=usage.local_compute_tokens,
+        local_cache_hit_tokens=usage.local_cache_hit_tokens,
+        external_kv_tokens=usage.external_kv_tokens,
     )
 
 
@@ -209,3 +218,46 @@ def _worker(view: WorkerView) -> router_pb2.ListWorkersResponse.Worker:
         load=view.load.report,
         model=info.model,
     )
+
+
+def _trace(record: TraceRecord) -> router_pb2.GetTraceResponse:
+    received_s, context = record.trace.received_s, record.trace.span.context
+    return router_pb2.GetTraceResponse(
+        request_id=record.end.request_id,
+        trace_id=context.trace_id,
+        sampled=context.sampled,
+        model=record.accepted.model,
+        state=state_to_pb(record.end.state),
+        error="" if record.end.error is None else str(record.end.error),
+        received_unix_s=record.accepted.created_unix_s,
+        timings=_timings(record.end.timings),
+        usage=_usage(record.usage),
+        spans=[_span(parent, span, received_s) for parent, span in span_of(record).walk()],
+    )
+
+
+def _span(parent: int, span: SpanData, received_s: float) -> router_pb2.GetTraceResponse.Span:
+    return router_pb2.GetTraceResponse.Span(
+        name=span.name,
+        parent=parent,
+        start_ms=(span.start_s - received_s) * 1e3,
+        length_ms=(span.end_s - span.start_s) * 1e3,
+        attributes=_texts(span.attributes),
+        error=span.error,
+        events=[
+            router_pb2.GetTraceResponse.Event(
+                name=event.name, at_ms=(event.at_s - received_s) * 1e3, attributes=_texts(event.attributes)
+            )
+            for event in span.events
+        ],
+    )
+
+
+def _texts(attributes: Attributes) -> dict[str, str]:
+    return {name: _text(value) for name, value in attributes.items()}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
