@@ -26,7 +26,9 @@ from weir.rpc.limits import RpcLimits
 from weir.rpc.server import RpcServer, serve
 from weir.services.worker.host import WorkerEdges, WorkerHost
 from weir.services.worker.parts import WorkerParts, build_parts, set_threads, warm_up
+from weir.services.worker.profile import with_profile
 from weir.telemetry.metrics import MetricsServer, WorkerMetrics
+from weir.telemetry.spans import SpanCollector, Tracer, make_tracer
 from weir.transfer.local import LocalFabric, LocalTransfer
 from weir.transfer.nixl import NixlTransfer
 from weir.transfer.plan import KvTransfer
@@ -76,18 +78,20 @@ async def run(
 ) -> None:
     """Run a worker until a signal (or ``stop``).
 
-    Raises ModelError, InvalidArgument, TransferUnavailable or Unavailable when it cannot start, before anybody
-    has learnt of it.
+    Raises ModelError, InvalidArgument, NotFound, TransferUnavailable or Unavailable when it cannot start, before
+    anybody has learnt of it.
     """
     config, clock = settings.worker, SystemClock()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     set_threads(config)
     key = WorkerKey(_worker_id(config), mint_incarnation(secrets.randbits))
+    tracer = make_tracer(settings.telemetry, "worker", key.worker_id, clock, secrets.randbits)
     parts = build_parts(config, clock)
     warm_up(parts)
+    parts = with_profile(parts, config, clock)
     transfer = make_transfer(config, parts, key, clock)
     try:
-        process = _Process(settings, key, parts, transfer, clock)
+        process = _Process(settings, key, parts, transfer, clock, tracer)
         await process.connect()
     except BaseException:
         await transfer.close()
@@ -99,13 +103,20 @@ class _Process:
     """The worker's host and what belongs to its process: connections, metrics door, server."""
 
     def __init__(
-        self, settings: WorkerSettings, key: WorkerKey, parts: WorkerParts, transfer: KvTransfer, clock: Clock
+        self,
+        settings: WorkerSettings,
+        key: WorkerKey,
+        parts: WorkerParts,
+        transfer: KvTransfer,
+        clock: Clock,
+        tracer: Tracer,
     ) -> None:
         self._settings = settings
         self._key = key
         self._parts = parts
         self._transfer = transfer
         self._clock = clock
+        self._tracer = tracer
         self._link: NatsLink | None = None
         self._server: RpcServer | None = None
         self._exporter: MetricsServer | None = None
@@ -115,6 +126,7 @@ class _Process:
     async def connect(self) -> None:
         """Connect to NATS and compose the host."""
         metrics = WorkerMetrics(self._parts.model_name)
+        SpanCollector(self._tracer).register(metrics.registry)
         bus, registry = await self._events()
         self._host = WorkerHost(
             self._key,
@@ -123,6 +135,7 @@ class _Process:
             WorkerEdges(self._transfer, bus, registry),
             self._clock,
             metrics=metrics,
+            tracer=self._tracer,
             on_fault=self._on_fault,
         )
         if self._settings.telemetry.metrics_bind:
@@ -172,6 +185,7 @@ class _Process:
     async def _close(self) -> None:
         assert self._host is not None
         await self._host.close()
+        await asyncio.to_thread(self._tracer.shutdown)
         await self._host.edges.registry.close()
         await self._host.edges.bus.close()
         if self._link is not None:

@@ -15,6 +15,7 @@ import psutil
 
 from weir.clock import Clock
 from weir.config import WorkerConfig
+from weir.engine.engine import Engine
 from weir.engine.output import EngineLoad, StepOutput, Usage
 from weir.errors import FailedPrecondition, InternalError, WeirError
 from weir.events.bus import EventBus
@@ -34,16 +35,20 @@ from weir.rpc.v1 import (
 from weir.services.decode.desk import BeginRead, DecodeDesk, TransferCompleted
 from weir.services.decode.leg import DecodeLeg
 from weir.services.decode.servicer import DecodeServicer
+from weir.services.decode.traces import DecodeTraces
 from weir.services.prefill.desk import PrefillDesk
 from weir.services.prefill.leg import PrefillLeg
 from weir.services.prefill.servicer import PrefillServicer
+from weir.services.prefill.traces import PrefillTraces
 from weir.services.worker.announcer import Announcer
 from weir.services.worker.load import LoadTracker
 from weir.services.worker.parts import WorkerParts
+from weir.services.worker.profile import profile_to_pb
 from weir.services.worker.role_gate import RoleGate
 from weir.services.worker.servicer import WorkerServicer
 from weir.services.worker.step_loop import StepLoop
 from weir.telemetry.metrics import WorkerMetrics
+from weir.telemetry.spans import Tracer
 from weir.transfer.lease import LeaseEnd, LeaseTable
 from weir.transfer.plan import Completion, KvTransfer, ReadReport
 
@@ -76,6 +81,7 @@ class WorkerHost:
         clock: Clock,
         *,
         metrics: WorkerMetrics | None = None,
+        tracer: Tracer | None = None,
         on_fault: Callable[[WeirError], None] = lambda error: None,
         step_loop: type[StepLoop] = StepLoop,
     ) -> None:
@@ -85,6 +91,7 @@ class WorkerHost:
         self.edges = edges
         self.clock = clock
         self.metrics = metrics or WorkerMetrics(parts.model_name)
+        self.tracer = tracer
         self.gate = RoleGate(key.worker_id, config.role)
         self.address = ""
         self.started_unix_s = clock.unix_s()
@@ -132,6 +139,7 @@ class WorkerHost:
             self.clock,
             session_grace_s=self.config.session_grace_s,
             leases_open=self._expect_completions,
+            traces=PrefillTraces(self.tracer, self.clock) if self.tracer is not None else None,
         )
 
     def _decode_leg(self) -> DecodeLeg:
@@ -145,6 +153,7 @@ class WorkerHost:
             max_outstanding_reads=self.config.max_outstanding_reads,
             on_read=self._on_read,
             on_completed=self._on_transfer_completed,
+            traces=DecodeTraces(self.tracer, self.clock) if self.tracer is not None else None,
         )
 
     # -- life -------------------------------------------------------------------------------------------
@@ -253,8 +262,8 @@ class WorkerHost:
     async def set_role(self, role: Role, expected_epoch: int, drain_timeout_s: float | None) -> None:
         """Change the role in place; weights, cache and what the new role also does stay.
 
-        Raises FailedPrecondition for a stale epoch or a change under way. Returns at once if ``role`` is the
-        role already.
+        Raises FailedPrecondition for a stale epoch or a change under way; InternalError when the engine does not answer
+        or its blocks do not add up, and then the role stays. Returns at once if ``role`` is the role already.
         """
         if role is self.gate.role and expected_epoch == self.gate.epoch and not self.gate.draining:
             return
@@ -270,6 +279,7 @@ class WorkerHost:
                     self.decode.end_waiting(message)
                 timeout_s = self.config.role_drain_timeout_s if drain_timeout_s is None else drain_timeout_s
                 await self._settle(timeout_s, message, LeaseEnd.ROLE_CHANGE, leaving)
+            await self._verify_ready()
         except BaseException:
             self.gate.abandon_change()
             raise
@@ -277,6 +287,20 @@ class WorkerHost:
         self.metrics.set_role(role.value)
         _log.info("role is %s now, epoch %d", role.value, self.gate.epoch)
         await self.announcer.publish_record()
+
+    async def _verify_ready(self) -> None:
+        """The engine answers, and when nothing is left in it, its blocks add up: only then is a new role told."""
+
+        def check(engine: Engine) -> None:
+            load = engine.load()
+            if self.parts.blocks.num_blocks <= MAX_IDLE_CHECK_BLOCKS and not (load.running or load.waiting):
+                self._idle_check()
+
+        try:
+            self.prefill.desk.leases.check_integrity()
+            await self.step_loop.call(check)
+        except AssertionError as error:
+            raise InternalError(f"integrity: {error}") from error
 
     # -- what others are told ---------------------------------------------------------------------------
 
@@ -297,6 +321,7 @@ class WorkerHost:
             model_path=self.parts.model_path,
             started_unix_s=self.started_unix_s,
             max_running=self.config.max_running,
+            profile=None if self.parts.profile is None else profile_to_pb(self.parts.profile),
         )
 
     def welcome(self) -> prefill_pb2.SessionWelcome:
@@ -327,6 +352,7 @@ class WorkerHost:
             prefill_tokens_per_s=self.load.prefill_tokens_per_s,
             generated_tokens=self.load.generated_tokens,
             prefilled_tokens=self.load.prefilled_tokens,
+            routers=max(self.prefill.open_sessions, self.decode.open_sessions),
         )
 
     async def state(self, *, check_integrity: bool) -> worker_pb2.GetStateResponse:

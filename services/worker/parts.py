@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from weir.balance.profile import Profile
 from weir.clock import Clock
 from weir.config import WorkerConfig
 from weir.engine.engine import Engine, EngineConfig, Runner
@@ -49,6 +50,7 @@ class WorkerParts:
     context_tokens: int
     model_name: str
     model_path: str
+    profile: Profile | None = None
 
 
 def build_parts(config: WorkerConfig, clock: Clock) -> WorkerParts:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from weir.config.folders import cache_root
 from weir.errors import InvalidArgument
+
+__all__ = ["DEFAULT_GRPC_PORT", "DEFAULT_HTTP_PORT", "cache_root", "model_dir"]
 
 DEFAULT_GRPC_PORT = 7600
 DEFAULT_HTTP_PORT = 8000
-
-
-def cache_root() -> Path:
-    """``$WEIR_CACHE``, else ``$XDG_CACHE_HOME/weir``, else ``~/.cache/weir``; not created here."""
-    own = os.environ.get("WEIR_CACHE")
-    if own:
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "weir"
 
 
 def model_dir(name: str) -> Path:

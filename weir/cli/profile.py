@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from weir.balance.profile import Fit, Profile, fit, prefill_features, read_features, step_features
-from weir.cli.paths import cache_root, model_dir
+from weir.cli.paths import model_dir
 from weir.clock import Clock, SystemClock
-from weir.engine.batch import Batch
+from weir.config.folders import profile_path
 
 if TYPE_CHECKING:
     from weir.services.worker.parts import WorkerParts
@@ -47,11 +47,6 @@ def run_profile(console: Console, model: str, threads: int, json: Path | None) -
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(profile.to_json())
     console.print(f"written to {path}", highlight=False, soft_wrap=True)
-
-
-def profile_path(fingerprint: str, device: str, threads: int) -> Path:
-    """Where a profile is kept for the workers of this machine."""
-    return cache_root() / "profiles" / f"{fingerprint}-{device}-{threads}.json"
 
 
 def measure(parts: WorkerParts, clock: Clock, threads: int) -> Profile:
@@ -86,34 +81,22 @@ def _median(once: Callable[[], float]) -> float:
 
 def _prefill_s(parts: WorkerParts, clock: Clock, tokens: int, cached: int) -> float:
     """Seconds to prefill ``tokens`` behind ``cached`` in chunks, as a worker does it."""
+    from weir.services.worker.profile import prefill_batch
+
     start_s = clock.monotonic_s()
     done = 0
     while done < tokens:
         chunk = min(CHUNK_TOKENS, tokens - done)
-        parts.runner.run(_chunk(cached + done, chunk, parts.pool.layout.block_size))
+        parts.runner.run(prefill_batch(cached + done, chunk, parts.pool.layout.block_size))
         done += chunk
     return clock.monotonic_s() - start_s
 
 
-def _chunk(first: int, tokens: int, block_size: int) -> Batch:
-    end = first + tokens
-    table = list(range(-(-end // block_size)))
-    positions = list(range(first, end))
-    ids = [200 + position % 1000 for position in positions]
-    return Batch(ids, positions, positions, [tokens], [end], [table], [0], 0)
-
-
 def _step_s(parts: WorkerParts, clock: Clock, batch: int, context: int) -> float:
     """Seconds of one decode step of ``batch`` sequences with ``context`` tokens each."""
-    block_size = parts.pool.layout.block_size
-    per = -(-context // block_size)
-    tables = [list(range(row * per, (row + 1) * per)) for row in range(batch)]
-    last = context - 1
-    slots = [table[last // block_size] * block_size + last % block_size for table in tables]
-    rows = list(range(batch))
-    work = Batch(
-        [300 + row for row in rows], [last] * batch, slots, [1] * batch, [context] * batch, tables, rows, batch
-    )
+    from weir.services.worker.profile import decode_batch
+
+    work = decode_batch(batch, context, parts.pool.layout.block_size)
     start_s = clock.monotonic_s()
     parts.runner.run(work)
     return clock.monotonic_s() - start_s

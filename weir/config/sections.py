@@ -75,6 +75,30 @@ class RouterConfig:
     worker_connect_timeout_s: float = setting(5.0, "longest wait for a worker's session", low=0.1, high=300)
     max_prompt_bytes: int = setting(2 * _MIB, "largest prompt or HTTP body", low=1, high=256 * _MIB)
     max_stream_backlog: int = setting(1_024, "messages waiting for a slow client", low=1, high=1 << 20)
+    policy: str = setting("slo", "how workers are chosen", choices=("slo", "least-loaded"))
+    slo_ttft_ms: float = setting(
+        0.0, "TTFT that a request is to meet when it names none; 0 is none", low=0, high=3_600_000
+    )
+    slo_tpot_ms: float = setting(
+        0.0, "TPOT that a request is to meet when it names none; 0 is none", low=0, high=3_600_000
+    )
+    slo_limit_ms: float = setting(600_000.0, "largest SLO that a request may name", low=1, high=86_400_000)
+    worker_queue_ms: float = setting(
+        1_000.0, "predicted wait at a worker beyond which requests wait here", low=0, high=600_000
+    )
+    local_prefill_tokens: int = setting(
+        16, "prompts with at most this much to compute may be prefilled on D", low=0, high=1 << 24
+    )
+    decode_joins: int = setting(32, "sequences on their way to one D at a time", low=1, high=1 << 16)
+    heartbeat_late_s: float = setting(2.5, "a worker silent for this long gets nothing new", low=0.1, high=3_600)
+    max_output_tokens: int = setting(
+        0, "most tokens that a request may generate; 0 is the context", low=0, high=1 << 24
+    )
+    tenant_max_queued: int = setting(0, "requests of one tenant waiting; 0 is no limit of its own", low=0, high=1 << 20)
+    tenant_max_active: int = setting(
+        0, "requests of one tenant under way; 0 is no limit of its own", low=0, high=1 << 20
+    )
+    prefix_index_blocks: int = setting(1 << 20, "blocks of workers' caches remembered; 0 is none", low=0, high=1 << 26)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +106,9 @@ class WorkerConfig:
     """A worker: its engine, its memory and its edges."""
 
     bind: str = setting("127.0.0.1:0", "gRPC address; port 0 takes a free one", address=True)
-    advertise: str = setting("", "address that routers use; empty takes the bound one, or the way to NATS for 0.0.0.0", address=True)
+    advertise: str = setting(
+        "", "address that routers use; empty takes the bound one, or the way to NATS for 0.0.0.0", address=True
+    )
     worker_id: str = setting("", "identity; minted when empty")
     role: Role = setting(Role.MIXED, "role at start")  # noqa: RUF009
     reflection: bool = setting(True, "serve gRPC reflection")
@@ -109,6 +135,10 @@ class WorkerConfig:
     heartbeat_s: float = setting(1.0, "time between registry renewals", low=0.05, high=600)
     load_report_s: float = setting(0.25, "time between load reports", low=0.01, high=60)
     role_drain_timeout_s: float = setting(10.0, "longest wait for running work at a flip", low=0, high=3_600)
+    profile: str = setting(
+        "auto", "stored profile: use one if there is, require, ignore", choices=("auto", "require", "ignore")
+    )
+    profile_path: str = setting("", "JSON of weir profile; empty looks in the user's cache")
 
 
 @dataclass(frozen=True, slots=True)

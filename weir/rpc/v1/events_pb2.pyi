@@ -122,8 +122,24 @@ class KvBlocksEvent(_message.Message):
     removed: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, origin: _Optional[_Union[EventOrigin, _Mapping]] = ..., stored: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class WorkerProfile(_message.Message):
+    __slots__ = ("prefill_s", "step_s", "read_s", "rough", "device", "threads")
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    READ_S_FIELD_NUMBER: _ClassVar[int]
+    ROUGH_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    prefill_s: _containers.RepeatedScalarFieldContainer[float]
+    step_s: _containers.RepeatedScalarFieldContainer[float]
+    read_s: _containers.RepeatedScalarFieldContainer[float]
+    rough: bool
+    device: str
+    threads: int
+    def __init__(self, prefill_s: _Optional[_Iterable[float]] = ..., step_s: _Optional[_Iterable[float]] = ..., read_s: _Optional[_Iterable[float]] = ..., rough: bool = ..., device: _Optional[str] = ..., threads: _Optional[int] = ...) -> None: ...
+
 class WorkerRecord(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "role_epoch", "address", "draining", "model", "fingerprint", "num_blocks", "block_size", "context_tokens", "model_path", "started_unix_s", "max_running")
+    __slots__ = ("worker_id", "incarnation", "role", "role_epoch", "address", "draining", "model", "fingerprint", "num_blocks", "block_size", "context_tokens", "model_path", "started_unix_s", "max_running", "profile")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +154,7 @@ class WorkerRecord(_message.Message):
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     STARTED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     role: _common_pb2.Role
@@ -152,7 +169,8 @@ class WorkerRecord(_message.Message):
     model_path: str
     started_unix_s: float
     max_running: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., role_epoch: _Optional[int] = ..., address: _Optional[str] = ..., draining: bool = ..., model: _Optional[str] = ..., fingerprint: _Optional[_Union[_kv_pb2.KvFingerprint, _Mapping]] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., context_tokens: _Optional[int] = ..., model_path: _Optional[str] = ..., started_unix_s: _Optional[float] = ..., max_running: _Optional[int] = ...) -> None: ...
+    profile: WorkerProfile
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., role_epoch: _Optional[int] = ..., address: _Optional[str] = ..., draining: bool = ..., model: _Optional[str] = ..., fingerprint: _Optional[_Union[_kv_pb2.KvFingerprint, _Mapping]] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., context_tokens: _Optional[int] = ..., model_path: _Optional[str] = ..., started_unix_s: _Optional[float] = ..., max_running: _Optional[int] = ..., profile: _Optional[_Union[WorkerProfile, _Mapping]] = ...) -> None: ...
 
 class RoleFlip(_message.Message):
     __slots__ = ("worker_id", "role", "expected_epoch")
