@@ -31,6 +31,7 @@ from weir.services.decode.desk import (
     TransferCompleted,
 )
 from weir.services.decode.reads import ReadResult
+from weir.services.decode.traces import DecodeTraces
 from weir.transfer.plan import KvTransfer, ReadReport
 from weir.transfer.ticket import PeerDescriptor, Ticket, VoidReason
 
@@ -45,6 +46,10 @@ class EnginePort(Protocol):
 
     def submit(self, command: Callable[[Engine], None]) -> None:
         """Run ``command`` on the step thread before its next step."""
+        ...
+
+    def interrupt(self, key: RequestKey) -> None:
+        """A cancel of ``key`` is coming: do not finish a step that works mostly for it."""
         ...
 
 
@@ -80,6 +85,7 @@ class DecodeLeg:
         max_outstanding_reads: int,
         on_read: Callable[[BeginRead, ReadReport], None] = lambda order, report: None,
         on_completed: Callable[[TransferCompleted], None] = lambda order: None,
+        traces: DecodeTraces | None = None,
     ) -> None:
         self.desk = desk
         self._port = port
@@ -90,6 +96,7 @@ class DecodeLeg:
         self._slots = asyncio.Semaphore(max_outstanding_reads)
         self._on_read = on_read
         self._on_completed = on_completed
+        self._traces = traces
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, DecodeSession] = {}
         self._lost: dict[str, tuple[str, asyncio.TimerHandle]] = {}
@@ -148,9 +155,16 @@ class DecodeLeg:
 
     # -- commands ---------------------------------------------------------------------------------------
 
-    def begin(self, session: DecodeSession, request: EngineRequest, source: PeerDescriptor | None) -> None:
-        """Start a sequence; ``source`` is the worker that its KV will be read from, if any."""
+    def begin(
+        self, session: DecodeSession, request: EngineRequest, source: PeerDescriptor | None, traceparent: str = ""
+    ) -> None:
+        """Start a sequence; ``source`` is the worker that its KV will be read from, if any; ``traceparent`` is
+        the trace it belongs to.
+        """
+        known = request.key in self.desk
         self.desk.begin(session.name, request, source)
+        if self._traces is not None and not known and request.key in self.desk:
+            self._traces.begin(request.key, traceparent, request.context_len, remote=source is not None)
         if source is not None and source.worker not in self._peers:
             self._connect_early(source)
 
@@ -206,21 +220,29 @@ class DecodeLeg:
 
     def on_events(self, events: Iterable[Event]) -> None:
         """An engine step's events."""
+        if self._traces is not None:
+            self._traces.on_events(events)
         self.desk.on_events(events, self._clock.monotonic_s())
         self.pump()
 
     def engine_lost(self, error: WeirError) -> None:
         """The step thread died."""
+        if self._traces is not None:
+            self._traces.engine_lost(error)
         self.desk.engine_lost(error)
         self.pump()
 
     def _refused(self, key: RequestKey, error: WeirError) -> None:
+        if self._traces is not None:
+            self._traces.refused(key, error)
         self.desk.refused(key, error)
         self.pump()
 
     # -- reads ------------------------------------------------------------------------------------------
 
     def _begin_read(self, order: BeginRead) -> None:
+        if self._traces is not None:
+            self._traces.read_begun(order)
         task = asyncio.create_task(self._read(order), name=f"kv-read-{order.key}-{order.read.read_id}")
         self._reads.setdefault(order.key, set()).add(task)
         # The result is taken here and not in the coroutine: a task that is cancelled early never runs.
@@ -244,6 +266,8 @@ class DecodeLeg:
             del self._reads[order.key]
         now_s = self._clock.monotonic_s()
         void = _void_of(task)
+        if self._traces is not None:
+            self._traces.read_ended(order, task.result() if void is None else None, void)
         if void is None:
             report = task.result()
             result = ReadResult(report.bytes, report.descriptors, report.transport, report.guard_s, report.checksum_s)
@@ -293,6 +317,9 @@ class DecodeLeg:
                 engine_orders.append(order)
         if engine_orders:
             self._port.submit(lambda engine: self._execute(engine, engine_orders))
+            for order in engine_orders:
+                if isinstance(order, CancelRequest):
+                    self._port.interrupt(order.key)
         for session in self._sessions.values():
             if self.desk.has_news(session.name):
                 session.wake.set()

@@ -114,7 +114,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         except WeirError as error:
             self._leg.refuse(session, key, error)
             return
-        self._leg.begin(session, request, source)
+        self._leg.begin(session, request, source, begin.traceparent)
 
     def _request(self, key: RequestKey, begin: decode_pb2.BeginDecode) -> EngineRequest:
         if not 0 < len(key.request_id) <= MAX_ID_CHARS:

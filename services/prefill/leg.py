@@ -15,6 +15,7 @@ from weir.engine.request import EngineRequest
 from weir.errors import WeirError
 from weir.ids import RequestKey
 from weir.services.prefill.desk import AddRequest, CancelRequest, News, Order, PrefillDesk
+from weir.services.prefill.traces import PrefillTraces
 from weir.transfer.lease import LeaseEnd
 from weir.transfer.plan import Completion
 
@@ -26,6 +27,10 @@ class EnginePort(Protocol):
 
     def submit(self, command: Callable[[Engine], None]) -> None:
         """Run ``command`` on the step thread before its next step."""
+        ...
+
+    def interrupt(self, key: RequestKey) -> None:
+        """A cancel of ``key`` is coming: do not finish a step that works mostly for it."""
         ...
 
 
@@ -55,12 +60,14 @@ class PrefillLeg:
         *,
         session_grace_s: float,
         leases_open: Callable[[bool], None] = lambda expected: None,
+        traces: PrefillTraces | None = None,
     ) -> None:
         self.desk = desk
         self._port = port
         self._clock = clock
         self._grace_s = session_grace_s
         self._leases_open = leases_open
+        self._traces = traces
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, PrefillSession] = {}
         self._lost: dict[str, tuple[str, asyncio.TimerHandle]] = {}
@@ -112,13 +119,16 @@ class PrefillLeg:
 
     # -- commands ---------------------------------------------------------------------------------------
 
-    def begin(self, session: PrefillSession, request: EngineRequest, lease_s: float) -> None:
-        """Start a prefill."""
+    def begin(self, session: PrefillSession, request: EngineRequest, lease_s: float, traceparent: str = "") -> None:
+        """Start a prefill; ``traceparent`` is the trace it belongs to."""
+        known = request.key in self.desk
         deadline_unix_s = None
         if request.deadline_monotonic_s is not None:
             left_s = request.deadline_monotonic_s - self._clock.monotonic_s()
             deadline_unix_s = self._clock.unix_s() + left_s
         self.desk.begin(session.name, request, lease_s, deadline_unix_s)
+        if self._traces is not None and not known and request.key in self.desk:
+            self._traces.begin(request.key, traceparent, request.context_len)
 
     def refuse(self, session: PrefillSession, key: RequestKey, error: WeirError) -> None:
         """Tell the router that a prefill is not begun."""
@@ -168,15 +178,21 @@ class PrefillLeg:
 
     def on_events(self, events: Iterable[Event]) -> None:
         """An engine step's events."""
+        if self._traces is not None:
+            self._traces.on_events(events)
         self.desk.on_events(events, self._clock.unix_s())
         self.pump()
 
     def engine_lost(self, error: WeirError) -> None:
         """The step thread died."""
+        if self._traces is not None:
+            self._traces.engine_lost(error)
         self.desk.engine_lost(error)
         self.pump()
 
     def _refused(self, key: RequestKey, error: WeirError) -> None:
+        if self._traces is not None:
+            self._traces.refused(key, error)
         self.desk.refused(key, error)
         self.pump()
 
@@ -187,6 +203,9 @@ class PrefillLeg:
         orders = self.desk.take_orders()
         if orders:
             self._port.submit(lambda engine: self._execute(engine, orders))
+            for order in orders:
+                if isinstance(order, CancelRequest):
+                    self._port.interrupt(order.key)
         for session in self._sessions.values():
             if self.desk.has_news(session.name):
                 session.wake.set()

@@ -96,7 +96,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         except WeirError as error:
             self._leg.refuse(session, key, error)
             return
-        self._leg.begin(session, request, begin.lease_ms / 1e3)
+        self._leg.begin(session, request, begin.lease_ms / 1e3, begin.traceparent)
 
     def _request(self, key: RequestKey, begin: prefill_pb2.BeginPrefill) -> EngineRequest:
         if not 0 < len(key.request_id) <= MAX_ID_CHARS:

@@ -18,6 +18,7 @@ from weir.services.router.router import Router
 from weir.services.router.timings import Timings
 from weir.services.router.traces import TraceRecord, span_of
 from weir.telemetry.spans import Attributes, SpanData
+from weir.telemetry.tracing import traceparent_in
 
 SERVICE_NAME = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 MAX_TIMEOUT_S = 86_400.0
@@ -125,7 +126,7 @@ def _ask(request: router_pb2.GenerateRequest, context: Context) -> Ask:
         priority=request.priority,
         slo_ttft_ms=request.slo_ttft_ms,
         slo_tpot_ms=request.slo_tpot_ms,
-        traceparent=_metadata(context, "traceparent"),
+        traceparent=traceparent_in(context.invocation_metadata()),
     )
 
 
@@ -141,13 +142,6 @@ def _prompt(request: router_pb2.GenerateRequest) -> Prompt:
         opening = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
         return ChatPrompt(messages, add_generation_prompt=opening)
     raise InvalidArgument("prompt", None, "must be set to text, tokens or chat")
-
-
-def _metadata(context: Context, key: str) -> str:
-    for name, value in context.invocation_metadata() or ():
-        if name == key and isinstance(value, str):
-            return value
-    return ""
 
 
 def _response(event: Accepted | Delta | Final) -> router_pb2.GenerateResponse:

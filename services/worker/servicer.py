@@ -1,10 +1,15 @@
 """WorkerService: administration of a worker. Converts and delegates."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from weir.errors import InvalidArgument
+from weir.lifecycle import Role
 from weir.rpc import convert
 from weir.rpc.v1 import worker_pb2, worker_pb2_grpc
+from weir.telemetry.spans import AttributeValue, SpanData
+from weir.telemetry.tracing import traceparent_in
 
 if TYPE_CHECKING:
     from weir.services.worker.host import WorkerHost
@@ -30,12 +35,36 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             limit = f"must lie in [0, {MAX_DRAIN_TIMEOUT_S * 1e3:g}]"
             raise InvalidArgument("drain_timeout_ms", request.drain_timeout_ms, limit)
         begun_s = self._host.clock.monotonic_s()
-        await self._host.set_role(role, request.expected_epoch, drain_timeout_s or None)
+        with self._flip_span(role, traceparent_in(context.invocation_metadata())):
+            await self._host.set_role(role, request.expected_epoch, drain_timeout_s or None)
         return worker_pb2.SetRoleResponse(
             role=convert.role_to_pb(self._host.gate.role),
             role_epoch=self._host.gate.epoch,
             took_ms=(self._host.clock.monotonic_s() - begun_s) * 1e3,
         )
+
+    @contextlib.contextmanager
+    def _flip_span(self, role: Role, traceparent: str) -> Iterator[None]:
+        """A span around a change of role, in the caller's trace or one of its own; always sampled: changes are rare."""
+        tracer, clock = self._host.tracer, self._host.clock
+        if tracer is None or not tracer.enabled:
+            yield
+            return
+        span, begun_s = tracer.open(traceparent, always=True), clock.monotonic_s()
+        old, error = self._host.gate.role, ""
+        try:
+            yield
+        except BaseException as raised:
+            error = str(raised) or type(raised).__name__
+            raise
+        finally:
+            attributes: dict[str, AttributeValue] = {
+                "weir.worker": self._host.key.worker_id,
+                "weir.role.from": old.value,
+                "weir.role.to": role.value,
+                "weir.role.epoch": self._host.gate.epoch,
+            }
+            tracer.close(span, SpanData("role_flip", begun_s, clock.monotonic_s(), attributes, error=error))
 
     async def GetDescriptor(
         self, request: worker_pb2.GetDescriptorRequest, context: Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -45,6 +45,14 @@ def parse_traceparent(header: str) -> TraceContext | None:
 def format_traceparent(context: TraceContext) -> str:
     """The header's value."""
     return f"00-{context.trace_id}-{context.span_id}-{int(context.sampled):02x}"
+
+
+def traceparent_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """The value of the header in a call's metadata; empty when there is none."""
+    for name, value in metadata or ():
+        if name == "traceparent" and isinstance(value, str):
+            return value
+    return ""
 
 
 def _nonzero_hex(random_bits: Callable[[int], int], bits: int) -> str:
