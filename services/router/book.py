@@ -336,6 +336,8 @@ class RequestBook:
             self._recovery.fail(entry, now_s, error, RequestState.FAILED)
         elif news.code == "RESOURCE_EXHAUSTED":
             self._recovery.refused(entry, worker, prefill, error, news.retry_after_ms, now_s)
+        elif news.code == "UNAVAILABLE":
+            self._recovery.moved(entry, worker, prefill, error, now_s)
         elif news.code != "DEADLINE_EXCEEDED":
             self._recovery.leg_gone(entry, worker, prefill, error, now_s, charged=news.code != "OK")
         elif now_s >= entry.admission.deadline_s - DEADLINE_SLACK_S:

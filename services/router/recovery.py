@@ -27,6 +27,8 @@ from weir.services.router.timers import Timers
 REREADABLE = frozenset({"checksum", "transport", "timeout"})
 """Void reads that another read under the same lease may heal; the others need another prefill."""
 MIN_REFUSAL_S = 0.05
+MAX_MOVES = 32
+"""Attempts, whatever ended them, up to which a request is moved without that counting as a failure."""
 
 
 class Recovery:
@@ -97,6 +99,19 @@ class Recovery:
             self._placing.wait(entry)
             self._placing.run(now_s)
 
+    def moved(self, entry: Entry, worker: WorkerKey, prefill: bool, error: WeirError, now_s: float) -> None:
+        """The worker changes its role or stops, and sends the work away: no failure, somebody else does it.
+
+        Until the registry tells of the change the worker is left alone for a moment.
+        """
+        view = self._fleet.get(worker)
+        if view is not None and prefill:
+            view.refuses_prefill_until_s = now_s + MIN_REFUSAL_S
+        elif view is not None:
+            view.refuses_decode_until_s = now_s + MIN_REFUSAL_S
+        counts = entry.attempt >= MAX_MOVES
+        self.leg_gone(entry, worker, prefill, error, now_s, charged=counts, counts=counts)
+
     def leg_gone(
         self,
         entry: Entry,
@@ -106,15 +121,17 @@ class Recovery:
         now_s: float,
         *,
         charged: bool,
+        counts: bool = True,
     ) -> None:
+        """``counts``: whether it is one of the failures after which a request is given up."""
         if charged:
             entry.avoid |= {worker}
         if prefill:
-            self._prefill_gone(entry, error, now_s, charged=charged)
+            self._prefill_gone(entry, error, now_s, charged=charged, counts=counts)
         else:
-            self._decode_gone(entry, error, now_s, charged=charged)
+            self._decode_gone(entry, error, now_s, charged=charged, counts=counts)
 
-    def _prefill_gone(self, entry: Entry, error: WeirError, now_s: float, *, charged: bool) -> None:
+    def _prefill_gone(self, entry: Entry, error: WeirError, now_s: float, *, charged: bool, counts: bool) -> None:
         """Nothing of the attempt is on P any more. Fine once D has its KV; D may be just reading it."""
         if entry.first_token is not None and entry.decode is not None:
             if entry.read_done:
@@ -123,14 +140,14 @@ class Recovery:
                 entry.read_until_s = now_s + self._limits.orphan_read_s
                 self._timers.watch(entry, entry.read_until_s)
                 return
-        self.retry(entry, error, "prefill_lost", now_s, charged=charged)
+        self.retry(entry, error, "prefill_lost", now_s, charged=charged, counts=counts)
 
-    def _decode_gone(self, entry: Entry, error: WeirError, now_s: float, *, charged: bool) -> None:
+    def _decode_gone(self, entry: Entry, error: WeirError, now_s: float, *, charged: bool, counts: bool) -> None:
         """Nothing of the attempt is on D any more: another D under the same lease, or another attempt."""
         if entry.prefill is None or entry.read_done:
-            self.retry(entry, error, "decode_lost", now_s, charged=charged)
+            self.retry(entry, error, "decode_lost", now_s, charged=charged, counts=counts)
             return
-        entry.failures += 1
+        entry.failures += counts
         if entry.failures >= self._limits.max_attempts:
             self.fail(entry, now_s, exhausted(error, entry.failures), RequestState.FAILED)
             return
@@ -144,11 +161,13 @@ class Recovery:
         error = Unavailable(f"fault of {worker.worker_id}: {what}")
         self.retry(entry, error, "fault", now_s, charged=True)
 
-    def retry(self, entry: Entry, error: WeirError, kind: str, now_s: float, *, charged: bool) -> None:
+    def retry(
+        self, entry: Entry, error: WeirError, kind: str, now_s: float, *, charged: bool, counts: bool = True
+    ) -> None:
         """Prefill again after a back-off, from the prompt and the tokens already sent."""
         self._ledger.drop_legs(entry, f"attempt {entry.attempt} failed")
         entry.journal.note(now_s, RETRY, entry.attempt, kind=kind, error=str(error))
-        entry.failures += 1
+        entry.failures += counts
         if entry.failures >= self._limits.max_attempts:
             self.fail(entry, now_s, exhausted(error, entry.failures), RequestState.FAILED)
             return
@@ -157,7 +176,7 @@ class Recovery:
             return
         self.retries[kind] += 1
         entry.last_error = f"({error})"
-        wait_s = backoff_s(entry.failures, self._limits.backoff_first_s, self._random())
+        wait_s = backoff_s(max(1, entry.failures), self._limits.backoff_first_s, self._random())
         entry.retry_s = now_s + wait_s
         entry.patience_s = entry.retry_s + self._limits.queue_timeout_s
         self._timers.watch(entry, entry.retry_s)
