@@ -185,6 +185,7 @@ def router(
     stream_tokens: Annotated[int, Flag(min=2, help="Tokens of each")] = 128,
     concurrency: Annotated[int, Flag(min=1, help="At once")] = 32,
     step_ms: Annotated[float, Flag(min=0.1, help="Pace of the mock workers")] = 5.0,
+    peer_python: Annotated[Path | None, Flag(help="Interpreter that has sglang-router; default this one")] = None,
     out: Json = None,
 ) -> None:
     """What the router costs: latency added, CPU a request and a token, with mock workers."""
@@ -194,4 +195,4 @@ def router(
     shape = RouterShape(
         requests=requests, streams=streams, stream_tokens=stream_tokens, concurrency=concurrency, step_ms=step_ms
     )
-    asyncio.run(run_bench_router(console, model_dir(model), shape, out))
+    asyncio.run(run_bench_router(console, model_dir(model), shape, peer_python, out))

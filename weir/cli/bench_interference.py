@@ -80,7 +80,7 @@ async def measure_interference(model_dir: Path, layout: Layout, shape: Interfere
                 for number in range(shape.rounds + 1):
                     for records, wanted in ((idle, False), (disturbed, True)):
                         result = await run_load(shape.plan(cluster.router_address, number, disturbed=wanted))
-                        _check(result.records)
+                        check_completed(result.records)
                         if number > 0:
                             records += result.records
                             verdicts += [result.health.verdict] if result.health.verdict else []
@@ -106,7 +106,8 @@ def chat_itl(records: Sequence[RequestRecord]) -> dict[str, float]:
     return figures | {"max": max(pooled), "later_p99": float(np.percentile(later, 99))}
 
 
-def _check(records: Sequence[RequestRecord]) -> None:
+def check_completed(records: Sequence[RequestRecord]) -> None:
+    """Raise InternalError for a request that failed: its gaps would be missing."""
     for record in records:
         if not record.ok:
             raise InternalError(f"request {record.index} failed: {record.error} {record.detail}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import sys
 import tempfile
@@ -20,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from weir.bench.load import LoadResult, run_load
-from weir.bench.plan import LoadPlan, Target
+from weir.bench.plan import LoadPlan, Prompt, Target
 from weir.bench.synthetic import Vocabulary, random_prompts
+from weir.cli.bench_router_peer import has_peer, running_peer
 from weir.cli.cluster import READY_TIMEOUT_S, STOP_GRACE_S
 from weir.cli.process import ChildProcess
 from weir.client import AsyncClient
@@ -36,7 +36,10 @@ TARGET_REQUEST_US, TARGET_TOKEN_US = 400.0, 20.0
 
 @dataclass(frozen=True, slots=True)
 class RouterShape:
-    """``requests`` of one token, ``streams`` of ``stream_tokens``, ``concurrency`` at once; prompts of token ids."""
+    """``requests`` of one token, ``streams`` of ``stream_tokens``, ``concurrency`` at once.
+
+    Prompts are token ids, or ``text`` of as many words.
+    """
 
     requests: int = 2000
     streams: int = 200
@@ -45,6 +48,7 @@ class RouterShape:
     concurrency: int = 32
     alone: int = 200
     step_ms: float = 5.0
+    text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,8 @@ def router_plan(target: Target, count: int, tokens: int, concurrency: int, shape
         vocabulary=Vocabulary(),
         random=np.random.default_rng(count),
     )
+    if shape.text:
+        prompts = [Prompt(tokens, text=" ".join(f"word{i % 997}" for i in p.token_ids)) for p in prompts]
     warm, measured = tuple(prompts[:concurrency]), tuple(prompts[concurrency:])
     return LoadPlan(target, measured, (0.0,) * count, warmups=warm, max_concurrency=concurrency, ignore_eos=True)
 
@@ -175,30 +181,41 @@ async def measure_door(name: str, target: Target, pid: int, shape: RouterShape, 
 
 
 async def measure_router(model_dir: Path, shape: RouterShape) -> list[DoorFigures]:
-    """Both doors of one router."""
+    """Both doors of one router; HTTP also with text, which Weir tokenises."""
     with tempfile.TemporaryDirectory(prefix="weir-bench-") as scratch:
         async with MockCluster(model_dir, Path(scratch), shape.step_ms).running() as cluster:
             grpc_target = Target("weir", cluster.router_address, MODEL_NAME)
             direct = Target("weir", cluster.mock_address, MODEL_NAME)
             http_target = Target("openai", f"http://{cluster.http_address}", MODEL_NAME)
+            as_text = dataclasses.replace(shape, text=True)
             return [
                 await measure_door("gRPC", grpc_target, cluster.router_pid, shape, direct),
                 await measure_door("HTTP", http_target, cluster.router_pid, shape, None),
+                await measure_door("HTTP, text", http_target, cluster.router_pid, as_text, None),
             ]
 
 
-def peer_note() -> str:
-    """Whether the Rust router can be run beside this one."""
-    try:
-        version = importlib.metadata.version(PEER_PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        return f"{PEER_PACKAGE}: not installed, skipped"
-    return f"{PEER_PACKAGE} {version}: found, but its own mock workers are not built yet, skipped"
+async def measure_peer(python: str, shape: RouterShape) -> tuple[list[DoorFigures], str]:
+    """The Rust router's figures, if ``python`` has it, and a line about it.
+
+    It takes only text, and passes it on as it is: nothing is tokenised.
+    """
+    shape = dataclasses.replace(shape, text=True)
+    if not await has_peer(python):
+        return [], f"{PEER_PACKAGE}: not installed, skipped"
+    with tempfile.TemporaryDirectory(prefix="weir-bench-") as scratch:
+        async with running_peer(python, Path(scratch), shape.step_ms) as peer:
+            figures = await measure_door(f"{PEER_PACKAGE}, text", peer.target, peer.pid, shape, None)
+    return [figures], f"{PEER_PACKAGE} in the same run"
 
 
-async def run_bench_router(console: Console, model_dir: Path, shape: RouterShape, out: Path | None) -> dict[str, Any]:
-    """Measure and print."""
+async def run_bench_router(
+    console: Console, model_dir: Path, shape: RouterShape, peer_python: Path | None, out: Path | None
+) -> dict[str, Any]:
+    """Measure and print. ``peer_python`` is an interpreter that has sglang-router; this one by default."""
     doors = await measure_router(model_dir, shape)
+    peers, note = await measure_peer(str(peer_python or sys.executable), shape)
+    doors += peers
     table = Table(
         "door", "CPU µs/request", "CPU µs/token", "requests/s a core", "reached/s", "TTFT p50 ms", "p99", "added"
     )
@@ -210,11 +227,11 @@ async def run_bench_router(console: Console, model_dir: Path, shape: RouterShape
     for d in doors:
         if d.generator:
             console.print(f"[yellow]{d.door}: {d.generator}[/] (CPU figures stand, rates do not)", highlight=False)
-    console.print(f"targets: {TARGET_REQUEST_US:g} µs a request, {TARGET_TOKEN_US:g} µs a token; {peer_note()}")
+    console.print(f"targets: {TARGET_REQUEST_US:g} µs a request, {TARGET_TOKEN_US:g} µs a token; {note}")
     document = {
         "shape": dataclasses.asdict(shape),
         "doors": [dataclasses.asdict(d) for d in doors],
-        "peer": peer_note(),
+        "peer": note,
     }
     if out is not None:
         out.write_text(json.dumps(document, indent=1), encoding="utf-8")
