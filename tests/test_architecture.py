@@ -42,6 +42,7 @@ LAYERS: list[tuple[float, str]] = [
     (2, "weir.engine.request"),
     (2, "weir.engine.output"),
     (2, "weir.engine.randomness"),
+    (2, "weir.engine.interrupt"),
     (2, "weir.balance"),
     (3, "weir.kernels"),
     (4, "weir.kvcache"),

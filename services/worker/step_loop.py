@@ -18,6 +18,7 @@ from weir.clock import Clock
 from weir.engine.engine import Engine
 from weir.engine.output import Started, StepOutput
 from weir.errors import InternalError, WeirError
+from weir.ids import RequestKey
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +91,10 @@ class StepLoop:
                 return
             self._commands.append(command)
             self._awake.notify()
+
+    def interrupt(self, key: RequestKey) -> None:
+        """Give up the step under way if it works mostly for ``key``, whose cancel was submitted before."""
+        self._engine.interrupt(key)
 
     async def call(self, function: Callable[[Engine], T]) -> T:
         """The result of ``function``, run on the step thread between two steps, after all earlier commands."""

@@ -1,7 +1,7 @@
 """The engine: one model, one pool, many sequences; ``step`` is the whole loop.
 
-Single-threaded: all methods are called from the thread that steps. What they change takes effect at once,
-which is between steps; what there is to tell comes with the next ``StepOutput``.
+Single-threaded: all methods but ``interrupt`` are called from the thread that steps. What they change takes effect at
+once, which is between steps; what there is to tell comes with the next ``StepOutput``.
 """
 
 import heapq
@@ -10,12 +10,13 @@ import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from weir.clock import Clock
 from weir.engine.batch import Batch
+from weir.engine.interrupt import StepInterrupt, StepInterrupted
 from weir.engine.output import (
     EngineLoad,
     Event,
@@ -52,6 +53,14 @@ class Runner(Protocol):
         ...
 
 
+@runtime_checkable
+class InterruptibleRunner(Protocol):
+    """A runner that can give up between layers."""
+
+    check: Callable[[], None]
+    """Called between the layers of a step that prefills; what it raises leaves ``run``."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """``vocab_size`` and ``max_context_tokens`` are the model's; requests beyond them are refused."""
@@ -82,7 +91,11 @@ class Engine:
         self._scheduler = Scheduler(blocks, config.scheduler)
         self._events: list[Event] = []
         self._deadlines: list[tuple[float, RequestKey]] = []
+        self._interrupt = StepInterrupt()
+        if isinstance(runner, InterruptibleRunner):
+            runner.check = self._interrupt.check
         self.failed_steps = 0
+        self.interrupted_steps = 0
 
     # -- the loop ---------------------------------------------------------------------------------------
 
@@ -96,15 +109,23 @@ class Engine:
         if plan.sequences:
             try:
                 batch = build_batch(plan, self._blocks.block_size)
-                logits = self._runner.run(batch)
+                logits = self._run(plan, batch)
                 laps.append(self._clock.monotonic_s())
                 samples = self._sample(plan, batch, logits)
                 laps.append(self._clock.monotonic_s())
                 self._publish(plan, samples, laps[-1])
+            except StepInterrupted:
+                self.interrupted_steps += 1
             except Exception as error:
                 self._fail(plan, error)
         laps.append(self._clock.monotonic_s())
         return self._output(plan, laps)
+
+    def interrupt(self, key: RequestKey) -> None:
+        """``key`` is about to be cancelled: give up the step under way if it works mostly for it. The only call that
+        may come from another thread; the ``cancel`` must follow.
+        """
+        self._interrupt.request(key)
 
     def has_work(self) -> bool:
         """Whether ``step`` would do or tell anything now. If not, wait for a call or ``next_deadline_s``."""
@@ -141,6 +162,7 @@ class Engine:
         """End a request wherever it is; blocks are back when this returns, except those of unfinished reads
         (``quarantined``, or ``reads_started`` was called), which wait for ``reads_done``. False: not here.
         """
+        self._interrupt.forget(key)
         sequence = self._scheduler.get(key)
         if sequence is None:
             return False
@@ -241,6 +263,13 @@ class Engine:
     def _note_preempted(self, sequence: Sequence, now_s: float) -> None:
         sequence.since_s = now_s
         self._events.append(Preempted(sequence.key))
+
+    def _run(self, plan: Plan, batch: Batch) -> torch.Tensor:
+        self._interrupt.begin({s.key: chunk for s, chunk in zip(plan.sequences, plan.chunks, strict=True)})
+        try:
+            return self._runner.run(batch)
+        finally:
+            self._interrupt.end()
 
     def _sample(self, plan: Plan, batch: Batch, logits: torch.Tensor) -> Samples:
         assert logits.shape[0] == len(batch.logit_rows), (logits.shape, len(batch.logit_rows))

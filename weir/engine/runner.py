@@ -1,5 +1,7 @@
 """Runs one step of a model against one KV pool: the engine's only door to tensors."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from weir.engine.batch import Batch
@@ -17,6 +19,7 @@ class ModelRunner:
         assert pool.is_contiguous()
         self.model = model
         self.pool = pool
+        self.check: Callable[[], None] = _go_on
         self._graphs = None
         # Experts are chosen by reading counts back from the device, which cannot be captured.
         if model.device.type == "cuda" and config.moe is None:
@@ -30,4 +33,9 @@ class ModelRunner:
             logits = self._graphs.run(batch)
             if logits is not None:
                 return logits
-        return self.model.forward(batch, self.pool)
+        prefills = batch.num_tokens > batch.num_decodes
+        return self.model.forward(batch, self.pool, self.check if prefills else _go_on)
+
+
+def _go_on() -> None:
+    """Nothing is given up."""

@@ -1,5 +1,6 @@
 """The Llama family: one forward pass over a Batch, reading and writing the paged KV pool."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -58,8 +59,10 @@ class Model:
         self.attention = attention
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, pool: Tensor) -> Tensor:
+    def forward(self, batch: Batch, pool: Tensor, between: Callable[[], None] = lambda: None) -> Tensor:
         """One step: writes K and V of every new token into ``pool``; float32 logits [len(logit_rows), vocab].
+
+        ``between`` is called before each layer; what it raises ends the step, whose K and V may be written again.
 
         ``pool`` is [blocks, layers, 2, kv_heads, block_size, head_dim] of the model's dtype and device.
         """
@@ -67,14 +70,22 @@ class Model:
         token_ids = torch.tensor(batch.token_ids, device=self.device)
         positions = torch.tensor(batch.positions, device=self.device)
         attend = self.attention.step(batch, pool)
-        return self.compute(token_ids, positions, attend, _last_rows(batch, self.device))
+        return self.compute(token_ids, positions, attend, _last_rows(batch, self.device), between)
 
-    def compute(self, token_ids: Tensor, positions: Tensor, attend: StepAttention, last_rows: Tensor | None) -> Tensor:
+    def compute(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: StepAttention,
+        last_rows: Tensor | None,
+        between: Callable[[], None] = lambda: None,
+    ) -> Tensor:
         """The step on tensors alone: [T] ids and positions; logits of ``last_rows``, or of all tokens if None."""
         rotation = self._rotary.step(positions)
         hidden = F.embedding(token_ids, self.weights.embedding)
         final = len(self.weights.layers) - 1
         for number, layer in enumerate(self.weights.layers):
+            between()
             attended = self._attend(layer, number, hidden, rotation, attend)
             if number == final and last_rows is not None:
                 # Nothing after the last attention is needed but for the tokens whose logits are.
