@@ -158,6 +158,18 @@ def workers(
     run(run_workers(console, router, check))
 
 
+@app.command(epilog="Example: weir trace last --router 127.0.0.1:7600")
+def trace(
+    request_id: Annotated[str, typer.Argument(help="Request id, or last")] = "last",
+    router: RouterOption = DEFAULT_ROUTER,
+    attributes: Annotated[bool, typer.Option(help="Show all attributes of each span")] = False,
+) -> None:
+    """Show how a request that has ended spent its time."""
+    from weir.cli.trace import run_trace
+
+    run(run_trace(console, router, request_id, attributes))
+
+
 @app.command(name="role", epilog="Example: weir role decode-3fa9c1 mixed --router 127.0.0.1:7600")
 def set_role(
     worker: Annotated[str, typer.Argument(help="Worker id")],

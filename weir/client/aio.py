@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from weir.client.messages import Collector, chat_request, event_from_pb, generate_request, models_from_pb
+from weir.client.spans import ClientSpan
 from weir.client.types import Completion, Event, Message, ModelInfo, Options
 from weir.rpc.channel import channel
 from weir.rpc.status import from_rpc_error
@@ -91,15 +92,30 @@ class AsyncClient:
             raise from_rpc_error(error) from None
         return answer
 
-    async def _stream(self, request: router_pb2.GenerateRequest, timeout_s: float | None) -> AsyncIterator[Event]:
-        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+    async def trace(self, request_id: str = "last") -> router_pb2.GetTraceResponse:
+        """How a request that has ended spent its time; NotFound when the router does not remember it."""
         try:
-            async for response in call:
-                yield event_from_pb(response)
+            call = self._stub.GetTrace(router_pb2.GetTraceRequest(request_id=request_id), metadata=self._metadata)
+            answer: router_pb2.GetTraceResponse = await call
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
+        return answer
+
+    async def _stream(self, request: router_pb2.GenerateRequest, timeout_s: float | None) -> AsyncIterator[Event]:
+        span = ClientSpan(request)
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=span.metadata(self._metadata))
+        try:
+            async for response in call:
+                event = event_from_pb(response)
+                span.saw(event)
+                yield event
+        except grpc.RpcError as error:
+            raised = from_rpc_error(error)
+            span.failed(raised)
+            raise raised from None
         finally:
             call.cancel()
+            span.end()
 
 
 async def _collect(stream: AsyncIterator[Event]) -> Completion:

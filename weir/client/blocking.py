@@ -9,6 +9,7 @@ from typing import Self, Unpack
 import grpc
 
 from weir.client.messages import Collector, chat_request, event_from_pb, generate_request, models_from_pb
+from weir.client.spans import ClientSpan
 from weir.client.types import Completion, Event, Message, ModelInfo, Options
 from weir.rpc.limits import RpcLimits, channel_options
 from weir.rpc.status import from_rpc_error
@@ -61,14 +62,20 @@ class Client:
         return models_from_pb(answer)
 
     def _stream(self, request: router_pb2.GenerateRequest, timeout_s: float | None) -> Iterator[Event]:
-        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        span = ClientSpan(request)
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=span.metadata(self._metadata))
         try:
             for response in call:
-                yield event_from_pb(response)
+                event = event_from_pb(response)
+                span.saw(event)
+                yield event
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raised = from_rpc_error(error)
+            span.failed(raised)
+            raise raised from None
         finally:
             call.cancel()
+            span.end()
 
 
 def _collect(stream: Iterator[Event]) -> Completion:
