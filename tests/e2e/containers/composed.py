@@ -54,7 +54,7 @@ class Composed:
             "WEIR_NATS_IMAGE": images.nats,
             "WEIR_WORKER_THREADS": "1",
             "WEIR_WORKER_KV_MEMORY_MB": "256",
-            "WEIR_HEALTH_INTERVAL": "5s",
+            "WEIR_HEALTH_INTERVAL": "60s",
         }
         files = (COMPOSE / "compose.yaml", *(COMPOSE / name for name in overlays))
         return cls(engine, project, {**os.environ, **settings}, files)

@@ -26,9 +26,9 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(900), pytest.mark.asyncio(
 
 READY_TIMEOUT_S = 120.0
 POLL_S = 0.1
-LONG = 160
+LONG = 96
 """Tokens of a generation that something happens to: some seconds of work."""
-DISTURB_AT = 20
+DISTURB_AT = 12
 PROMPT = "Once upon a time there was a small town by the river, where"
 PREFILL, DECODE = common_pb2.ROLE_PREFILL, common_pb2.ROLE_DECODE
 
@@ -97,6 +97,8 @@ async def pair(composed: Composed) -> AsyncIterator[Composed]:
     """One prefill and one decode worker."""
     await asyncio.to_thread(composed.up, prefill=1, decode=1)
     await connected(composed, 1, 1)
+    controller = (await asyncio.to_thread(composed.containers, "controller"))[0]
+    await wait_ready(f"{await asyncio.to_thread(composed.address_of, controller)}:7401", timeout_s=READY_TIMEOUT_S)
     yield composed
 
 
@@ -156,7 +158,7 @@ async def test_openai_client(pair: Composed) -> None:
 async def test_scaled_to_two_of_each(whole: Composed) -> None:
     workers = await connected(whole, 2, 2)
     shown = await asyncio.to_thread(
-        whole.compose, "exec", "-T", "router", "python3", "-m", "weir.cli.main", "workers", "--check"
+        whole.compose, "exec", "-T", "-e", "COLUMNS=200", "router", "python3", "-m", "weir.cli.main", "workers"
     )
     for worker in workers:
         assert worker.worker_id in shown
