@@ -421,8 +421,11 @@ class Router:
 
     def worker_listed(self, info: WorkerInfo, record: events_pb2.WorkerRecord) -> None:
         """See ViewOwner."""
-        self._fleet.put(info)
+        view = self._fleet.put(info)
         self._links.want(info.key, info.address)
+        # A link may have come up while the worker was not listed: nobody will say so again.
+        link = self._links.get(info.key)
+        view.connected = link is not None and link.up
         self._models.learn(record, self._clock.unix_s())
         self._fleet_changed()
 

@@ -126,6 +126,9 @@ class _Context:
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         self.callbacks.append(callback)
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
 
 class ServerCall:
     """A call as the server runs it. ``cancels``: whether the handler is cancelled when the client is gone, or

@@ -222,15 +222,24 @@ class Checks:
         state = app.router.state()
         if state.active_requests or state.queued_requests:
             self.fail("left over", f"{router.host}: {state.requests}")
-        missing = [view.key for view in app.router.fleet if not view.connected]
-        known = {view.key for view in app.router.fleet if view.usable}
-        wanted = {node.key for node in self._world.workers.values()}
-        if missing or known != wanted:
-            self.fail("fleet", f"{router.host} knows {sorted(map(str, known))}, there are {sorted(map(str, wanted))}")
+        if not self._sees_all(router):
+            known = sorted(str(view.key) for view in app.router.fleet if view.usable)
+            wanted = sorted(str(node.key) for node in self._world.workers.values())
+            self.fail("fleet", f"{router.host} knows {known}, there are {wanted}")
         try:
             app.router._book.check_integrity()
         except AssertionError as error:
             self.fail("book", str(error))
+
+    def fleets_agree(self) -> bool:
+        """Whether every router is connected with every worker, and with nothing else."""
+        return all(self._sees_all(router) for router in self._world.routers)
+
+    def _sees_all(self, router: RouterNode) -> bool:
+        assert router.app is not None
+        fleet = router.app.router.fleet
+        wanted = {node.key for node in self._world.workers.values()}
+        return {view.key for view in fleet} == wanted and all(view.usable for view in fleet)
 
     def loop_faults(self) -> None:
         """What was raised where nobody could catch it."""

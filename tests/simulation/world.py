@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
+import itertools
 import logging
 import sys
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ from weir.transfer.local import LocalFabric
 SETTLE_S = 12.0
 """After the last fault is mended and the last request begun: everything must have ended within this."""
 CONTROLLER = "controller"
+RUNS_PER_COLLECTION = 10
+_RUNS = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,8 @@ class World:
         while self.loop.time() < until_s and not all(client.over for client in self.clients):
             await asyncio.sleep(0.25)
         await asyncio.sleep(self._rest_s())
+        while self.loop.time() < until_s and not self.checks.fleets_agree():
+            await asyncio.sleep(0.25)
         self.checks.at_the_end()
 
     def _rest_s(self) -> float:
@@ -226,6 +232,7 @@ class _LogWatch(logging.Handler):
 def run_plan(plan: Plan) -> Outcome:
     """Run a schedule to its end."""
     collecting = gc.isenabled()
+    _freeze()
     gc.disable()  # finalizers would run in the midst of a schedule, at moments that differ between runs
     world = World(plan)
     watch, logger = _LogWatch(world), logging.getLogger("weir")
@@ -259,6 +266,18 @@ def run_plan(plan: Plan) -> Outcome:
             gc.enable()
 
 
+@functools.cache
+def _freeze() -> None:
+    """What was there before the first schedule is never looked at again by the collector."""
+    gc.collect()
+    gc.freeze()
+
+
+def _collect() -> None:
+    if next(_RUNS) % RUNS_PER_COLLECTION == 0:
+        gc.collect()
+
+
 def _dispose(world: World) -> None:
     """Let go of tasks that never end. Their ``finally`` blocks run here, for nobody, and may complain."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
@@ -269,7 +288,7 @@ def _dispose(world: World) -> None:
         world.clients.clear()
         world.workers.clear()
         world.routers.clear()
-        gc.collect()
+        _collect()
     finally:
         logging.disable(logging.NOTSET)
         sys.unraisablehook = hook
