@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Protocol
 
 import orjson
@@ -56,11 +57,6 @@ class Backend(Protocol):
         ...
 
 
-def make_backend(plan: LoadPlan) -> Backend:
-    """The back end that the plan names."""
-    return WeirBackend(plan) if plan.target.backend == "weir" else OpenAiBackend(plan)
-
-
 class WeirBackend:
     """gRPC, through the client library, with token ids where the prompt has them."""
 
@@ -96,32 +92,27 @@ class WeirBackend:
 
 
 class OpenAiBackend:
-    """``/v1/completions`` or ``/v1/chat/completions`` with server-sent events; drives vLLM and others too."""
+    """``/v1/completions`` or ``/v1/chat/completions`` with server-sent events; drives vLLM and others too.
+
+    Several base URLs, separated by commas, take turns: what a plain load balancer does.
+    """
 
     def __init__(self, plan: LoadPlan) -> None:
         self._chat = plan.target.backend == "openai-chat"
-        self._http = HttpClient(plan.target.address)
+        self._doors = itertools.cycle([HttpClient(url) for url in plan.target.address.split(",")])
+        self._count = plan.target.address.count(",") + 1
         self._path = plan.target.endpoint or ("/v1/chat/completions" if self._chat else "/v1/completions")
-        self._headers = {"Authorization": f"Bearer {plan.target.api_key}"} if plan.target.api_key else {}
-        self._fields: dict[str, Any] = {
-            "model": plan.target.model,
-            "temperature": plan.temperature,
-            "top_p": plan.top_p,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        self._fields |= {"ignore_eos": True} if plan.ignore_eos else {}
-        self._fields |= {"seed": plan.seed} if plan.seed is not None else {}
+        self._headers = openai_headers(plan)
+        self._fields = openai_fields(plan) | {"stream": True, "stream_options": {"include_usage": True}}
 
     async def send(self, prompt: Prompt, answer: Answer) -> None:
         body = orjson.dumps({**self._fields, **self._prompt(prompt), "max_tokens": prompt.output_tokens})
-        async with self._http.post(self._path, body, self._headers) as reply:
-            if reply.status != 200:
-                raise RequestFailed(f"HTTP {reply.status}", await _error_text(reply))
-            await self._stream(reply, answer)
+        async with next(self._doors).post(self._path, body, self._headers) as reply:
+            await stream_answer(reply, answer)
 
     async def close(self) -> None:
-        await self._http.close()
+        for _ in range(self._count):
+            await next(self._doors).close()
 
     def _prompt(self, prompt: Prompt) -> dict[str, Any]:
         if not self._chat:
@@ -130,16 +121,37 @@ class OpenAiBackend:
             raise InvalidArgument("--backend", "openai-chat", "needs prompts of text: give --tokenizer")
         return {"messages": [{"role": "user", "content": prompt.text}]}
 
-    async def _stream(self, reply: HttpAnswer, answer: Answer) -> None:
-        reader, done = SseReader(), False
-        async for piece in reply.pieces():
-            for data in reader.feed(piece):
-                done = done or data == b"[DONE]"
-                if not done:
-                    _take(orjson.loads(data), answer)
-        if not done:
-            raise RequestFailed("truncated", "the stream ended without [DONE]")
-        answer.output_tokens = answer.output_tokens or len(answer.times_s)
+
+def openai_headers(plan: LoadPlan) -> dict[str, str]:
+    """Credentials, if there are any."""
+    return {"Authorization": f"Bearer {plan.target.api_key}"} if plan.target.api_key else {}
+
+
+def openai_fields(plan: LoadPlan) -> dict[str, Any]:
+    """What all requests of a plan have in common."""
+    fields: dict[str, Any] = {"model": plan.target.model, "temperature": plan.temperature, "top_p": plan.top_p}
+    fields |= {"ignore_eos": True} if plan.ignore_eos else {}
+    return fields | ({"seed": plan.seed} if plan.seed is not None else {})
+
+
+async def stream_answer(reply: HttpAnswer, answer: Answer) -> None:
+    """Read a whole event stream into ``answer``; RequestFailed for a status, an error event or a missing end."""
+    await check_status(reply)
+    reader, done = SseReader(), False
+    async for piece in reply.pieces():
+        for data in reader.feed(piece):
+            done = done or data == b"[DONE]"
+            if not done:
+                _take(orjson.loads(data), answer)
+    if not done:
+        raise RequestFailed("truncated", "the stream ended without [DONE]")
+    answer.output_tokens = answer.output_tokens or len(answer.times_s)
+
+
+async def check_status(reply: HttpAnswer) -> None:
+    """RequestFailed unless the status is 200."""
+    if reply.status != 200:
+        raise RequestFailed(f"HTTP {reply.status}", await _error_text(reply))
 
 
 def _take(chunk: dict[str, Any], answer: Answer) -> None:

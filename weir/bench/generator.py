@@ -19,9 +19,10 @@ from typing import Any
 
 import orjson
 
-from weir.bench.backends import Answer, Backend, RequestFailed, make_backend
+from weir.bench.backends import Answer, Backend, OpenAiBackend, RequestFailed, WeirBackend
 from weir.bench.plan import LoadPlan, Prompt
 from weir.bench.records import RequestRecord
+from weir.bench.vllm_pd import VllmPdBackend
 from weir.bench.watchdog import judge
 from weir.clock import Clock, SystemClock
 from weir.errors import WeirError
@@ -143,6 +144,17 @@ class LoadGenerator:
             due_s = max(due_s + TICK_S, loop.time())
             await asyncio.sleep(due_s - loop.time())
             self._loop_lags_s.append(max(0.0, loop.time() - due_s))
+
+
+def make_backend(plan: LoadPlan) -> Backend:
+    """The back end that the plan names."""
+    kinds: dict[str, type[WeirBackend] | type[OpenAiBackend] | type[VllmPdBackend]] = {
+        "weir": WeirBackend,
+        "openai": OpenAiBackend,
+        "openai-chat": OpenAiBackend,
+        "vllm-pd": VllmPdBackend,
+    }
+    return kinds[plan.target.backend](plan)
 
 
 def _cpu_s() -> float:

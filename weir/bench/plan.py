@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BACKENDS = ("weir", "openai", "openai-chat")
+BACKENDS = ("weir", "openai", "openai-chat", "vllm-pd")
 REQUEST_TIMEOUT_S = 600.0
 
 
@@ -28,7 +28,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom to send to. ``address`` is host:port for ``weir``, a base URL for the others; ``model`` may be empty."""
+    """Whom to send to. ``address`` is host:port for ``weir``, base URLs for the others; ``model`` may be empty."""
 
     backend: str
     address: str

@@ -12,6 +12,7 @@ import pytest
 from weir.bench.backends import Answer, OpenAiBackend, RequestFailed
 from weir.bench.plan import LoadPlan, Prompt, Target
 from weir.bench.sse import SseReader
+from weir.bench.vllm_pd import VllmPdBackend
 from weir.clock import ManualClock
 from weir.errors import InvalidArgument, Unavailable
 
@@ -55,6 +56,7 @@ class Server:
         self.bodies: list[dict[str, object]] = []
         self.heads: list[str] = []
         self.connections = 0
+        self.url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -74,7 +76,8 @@ async def running(answers: list[bytes], **fields: object) -> AsyncIterator[tuple
     server = Server(answers)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
-    target = Target(str(fields.pop("backend", "openai")), f"http://127.0.0.1:{port}", "m", api_key="k")
+    server.url = f"http://127.0.0.1:{port}"
+    target = Target(str(fields.pop("backend", "openai")), server.url, "m", api_key="k")
     backend = OpenAiBackend(LoadPlan(target, (), (), **fields))  # type: ignore[arg-type]
     try:
         yield server, backend
@@ -156,3 +159,33 @@ async def test_a_connection_that_breaks_is_unavailable() -> None:
 def test_only_http_urls(url: str) -> None:
     with pytest.raises(InvalidArgument, match="--base-url"):
         OpenAiBackend(LoadPlan(Target("openai", url), (), ()))
+
+
+async def test_several_servers_take_turns() -> None:
+    async with running([chunked(GOOD)] * 2) as (first, _), running([chunked(GOOD)] * 2) as (second, _):
+        urls = f"{first.url},{second.url}"
+        backend = OpenAiBackend(LoadPlan(Target("openai", urls), (), ()))
+        for _ in range(4):
+            await backend.send(Prompt(3, (1,)), answer())
+        await backend.close()
+    assert (len(first.bodies), len(second.bodies)) == (2, 2)
+
+
+async def test_a_vllm_pair_gets_the_two_calls_of_its_proxy() -> None:
+    ticket = {"remote_block_ids": [1, 2], "do_remote_prefill": True}
+    prefilled = whole(200, json.dumps({"choices": [], "kv_transfer_params": ticket}).encode())
+    async with running([prefilled, whole(200, b"{}")]) as (prefill, _), running([chunked(GOOD)]) as (decode, _):
+        plan = LoadPlan(Target("vllm-pd", f"{prefill.url},{decode.url}", "m"), (), (), ignore_eos=True)
+        backend = VllmPdBackend(plan)
+        got = answer()
+        await backend.send(Prompt(3, (7, 8)), got)
+        with pytest.raises(RequestFailed, match="kv_transfer_params"):
+            await backend.send(Prompt(3, (7, 8)), answer())
+        await backend.close()
+    assert (got.text, got.output_tokens) == ("abc", 3)
+    assert (prefill.bodies[0]["max_tokens"], prefill.bodies[0]["stream"]) == (1, False)
+    assert prefill.bodies[0]["kv_transfer_params"]["do_remote_decode"] is True  # type: ignore[index]
+    assert (decode.bodies[0]["prompt"], decode.bodies[0]["max_tokens"]) == ([7, 8], 3)
+    assert decode.bodies[0]["kv_transfer_params"] == ticket
+    with pytest.raises(InvalidArgument, match="PREFILL_URL"):
+        VllmPdBackend(LoadPlan(Target("vllm-pd", "http://x"), (), ()))
