@@ -180,6 +180,13 @@ class Placing:
 
 
 def _note_route(entry: Entry, choice: Choice, now_s: float) -> None:
+    """Who was chosen, why, and by which numbers: the load before the request itself counts."""
+    scores: dict[str, float] = {}
+    if choice.prefill is not None:
+        scores["prefill_pending_tokens"] = choice.prefill.pending_prefill_tokens
+    if choice.decode is not None:
+        scores["decode_sequences"] = choice.decode.sequences
+        scores["decode_free_blocks"] = choice.decode.free_blocks
     entry.journal.note(
         now_s,
         ROUTED,
@@ -187,7 +194,7 @@ def _note_route(entry: Entry, choice: Choice, now_s: float) -> None:
         prefill=choice.prefill.key.worker_id if choice.prefill is not None else "",
         decode=choice.decode.key.worker_id if choice.decode is not None else "",
         reason=choice.reason,
-        scores=choice.scores,
+        scores=scores,
     )
 
 
