@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from weir.balance.profile import Profile
 from weir.ids import WorkerKey
 from weir.lifecycle import Role
+from weir.services.router.health import Breaker
+from weir.services.router.roster import Group, Roster
+from weir.services.router.speed import WorkerSpeed
 
 REPORT_LAG_S = 0.05
 """A load report may have been made this long before it arrives: work sent later is not yet in it."""
 MAX_NOTED = 4096
+_INF = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,8 @@ class WorkerInfo:
     context_tokens: int
     model_path: str = ""
     max_running: int = 0
+    kv_bytes_per_token: float = 0.0
+    profile: Profile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,10 @@ class Load:
     total_blocks: int
     decode_step_ms: float = 0.0
     prefill_tokens_per_s: float = 0.0
+    used_blocks: int = 0
+    generated_tokens: int = 0
+    prefilled_tokens: int = 0
+    routers: int = 1
     report: Any | None = None
     """The message it came in, for those who show it."""
 
@@ -52,55 +63,128 @@ NO_LOAD = Load(0, 0, 0, 0, 0, 0)
 
 
 class WorkerView:
-    """One worker. Read by policies; changed only by ``Fleet``."""
+    """One worker. Read by policies; changed by ``Fleet`` and by those who hear of it.
+
+    ``bound``: requests of this router that decode there or will, with the TPOT that each was promised (inf: none).
+    """
 
     __slots__ = (
         "_blocks_noted",
+        "_bound",
+        "_changed",
+        "_connected",
         "_decodes_noted",
+        "_expected_tokens",
+        "_info",
+        "_joining",
+        "_listed",
         "_noted",
         "_tokens_noted",
-        "connected",
-        "info",
+        "_tpot_limit_ms",
+        "breaker",
+        "group",
+        "heard_s",
         "last_used",
-        "listed",
         "load",
+        "load_s",
         "refuses_decode_until_s",
         "refuses_prefill_until_s",
+        "salt",
+        "speed",
+        "version",
     )
 
-    def __init__(self, info: WorkerInfo) -> None:
-        self.info = info
+    def __init__(self, info: WorkerInfo, salt: float = 0.0, changed: Callable[[], None] = lambda: None) -> None:
+        self._info = info
+        self._changed = changed
+        self._connected = False
+        self._listed = True
         self.load = NO_LOAD
-        self.connected = False
-        self.listed = True
+        self.load_s = -_INF
+        """When the load was reported, on the router's clock."""
+        self.heard_s = -_INF
+        """When it last said anything."""
         self.last_used = 0
         """Grows with every dispatch in the fleet: the smallest is the least recently used."""
+        self.salt = salt
+        """Settles what is equal otherwise, in another way in each router."""
+        self.speed = WorkerSpeed(info.profile)
+        self.breaker = Breaker()
+        self.version = 0
+        self.group: Group | None = None
         self.refuses_prefill_until_s = 0.0
         self.refuses_decode_until_s = 0.0
         self._noted: dict[str, tuple[float, int, int, int]] = {}
         self._tokens_noted = 0
         self._decodes_noted = 0
         self._blocks_noted = 0
+        self._bound: dict[str, tuple[float, int]] = {}
+        self._joining: set[str] = set()
+        self._expected_tokens = 0
+        self._tpot_limit_ms = _INF
+
+    @property
+    def info(self) -> WorkerInfo:
+        """What its registry entry says."""
+        return self._info
+
+    @info.setter
+    def info(self, info: WorkerInfo) -> None:
+        if info.profile != self._info.profile:
+            self.speed.publish(info.profile)
+        if info != self._info:
+            self._info = info
+            self._changed()
+
+    @property
+    def connected(self) -> bool:
+        """Whether its sessions are up."""
+        return self._connected
+
+    @connected.setter
+    def connected(self, connected: bool) -> None:
+        if connected != self._connected:
+            self._connected = connected
+            self._changed()
+
+    @property
+    def listed(self) -> bool:
+        """Whether it is in the registry."""
+        return self._listed
+
+    @listed.setter
+    def listed(self, listed: bool) -> None:
+        if listed != self._listed:
+            self._listed = listed
+            self._changed()
 
     @property
     def key(self) -> WorkerKey:
         """One process lifetime of the worker."""
-        return self.info.key
+        return self._info.key
 
     @property
     def usable(self) -> bool:
         """Whether it may be given new work."""
-        return self.connected and self.listed and not self.info.draining
+        return self._connected and self._listed and not self._info.draining
 
     @property
     def pending_prefill_tokens(self) -> int:
         """Prompt tokens it has yet to compute: reported, and sent since."""
-        return self.load.pending_prefill_tokens + self._tokens_noted
+        return self.load.pending_prefill_tokens + self.tokens_noted
+
+    @property
+    def tokens_noted(self) -> int:
+        """Prompt tokens sent since it reported: by this router, and as many by each other one it serves.
+
+        The others see what this one sees, and do as it does.
+        """
+        return self._tokens_noted * self.load.routers
 
     @property
     def sequences(self) -> int:
-        """Sequences it decodes or will: reported, and sent since."""
-        return self.load.running + self.load.waiting + self._decodes_noted
+        """Sequences it decodes or will: reported, and sent since (see ``tokens_noted``)."""
+        return self.load.running + self.load.waiting + self._decodes_noted * self.load.routers
 
     @property
     def free_blocks(self) -> int:
@@ -127,6 +211,7 @@ class WorkerView:
         self._tokens_noted += tokens
         self._decodes_noted += decodes
         self._blocks_noted += blocks
+        self.touch()
 
     def settle(self, request_id: str) -> None:
         """The work sent for this request is done, or will not be done."""
@@ -136,15 +221,88 @@ class WorkerView:
             self._tokens_noted -= tokens
             self._decodes_noted -= decodes
             self._blocks_noted -= blocks
+            self.touch()
 
     def take_report(self, load: Load, now_s: float) -> bool:
         """Take a report unless a newer one is known; whether it was taken."""
         if load.sequence <= self.load.sequence:
             return False
+        self._learn(self.load, load, now_s)
         self.load = load
+        self.load_s = self.heard_s = now_s
         for request_id in self._contained(now_s - REPORT_LAG_S):
             self.settle(request_id)
+        self.touch()
         return True
+
+    def _learn(self, before: Load, load: Load, now_s: float) -> None:
+        """Correct the profile by what the report says of work done since the last one."""
+        if not before.sequence:
+            return
+        if load.generated_tokens > before.generated_tokens and load.running and load.decode_step_ms > 0:
+            context = load.used_blocks * self._info.block_size
+            self.speed.saw_step(load.decode_step_ms, load.running, context, now_s)
+        if load.prefilled_tokens > before.prefilled_tokens:
+            self.speed.saw_rate(load.prefill_tokens_per_s, now_s)
+
+    def touch(self) -> None:
+        """Its load is another one now."""
+        self.version += 1
+        if self.group is not None:
+            self.group.touch(self)
+
+    def rough_load_ms(self) -> float:
+        """How busy it is, to find candidates by; their scores decide."""
+        speed = self.speed
+        return speed.per_token_ms * self.pending_prefill_tokens + speed.step_base_ms * self.sequences
+
+    def wait_ms(self, now_s: float) -> float:
+        """Predicted wait of a new prompt: what was reported, less what it has worked off since, and what was sent."""
+        reported = self.load.pending_prefill_tokens
+        wait = 0.0
+        if reported:
+            wait = max(0.0, self.speed.queue_ms(reported, now_s) - max(0.0, now_s - self.load_s) * 1e3)
+        if self._tokens_noted:
+            wait += self.speed.queue_ms(self.tokens_noted, now_s)
+        return wait
+
+    # sequences of this router
+
+    def bind(self, request_id: str, tpot_limit_ms: float, expected_tokens: int) -> None:
+        """A request will decode there; about ``expected_tokens`` are to come."""
+        assert request_id not in self._bound, "a request is bound once"
+        self._bound[request_id] = (tpot_limit_ms, expected_tokens)
+        self._joining.add(request_id)
+        self._expected_tokens += expected_tokens
+        self._tpot_limit_ms = min(self._tpot_limit_ms, tpot_limit_ms)
+
+    def joined(self, request_id: str) -> None:
+        """It decodes."""
+        self._joining.discard(request_id)
+
+    def unbind(self, request_id: str) -> None:
+        """It does not decode there any more, or never will."""
+        bound = self._bound.pop(request_id, None)
+        self._joining.discard(request_id)
+        if bound is not None:
+            self._expected_tokens -= bound[1]
+            if bound[0] <= self._tpot_limit_ms:
+                self._tpot_limit_ms = min((limit for limit, _ in self._bound.values()), default=_INF)
+
+    @property
+    def joining(self) -> int:
+        """Requests of this router that are bound there and do not decode yet."""
+        return len(self._joining)
+
+    @property
+    def expected_tokens(self) -> int:
+        """Tokens that this router's requests there are expected to generate in all."""
+        return self._expected_tokens
+
+    @property
+    def tpot_limit_ms(self) -> float:
+        """The tightest TPOT promised to one of them; inf when none was."""
+        return self._tpot_limit_ms
 
     def _contained(self, sent_by_s: float) -> list[str]:
         """Requests noted until then; they are noted in the order of time."""
@@ -159,8 +317,10 @@ class WorkerView:
 class Fleet:
     """All workers by identity. ``stale``: the registry cannot be reached and this is its last word."""
 
-    def __init__(self) -> None:
+    def __init__(self, salt: Callable[[WorkerKey], float] = lambda worker: 0.0) -> None:
         self._workers: dict[WorkerKey, WorkerView] = {}
+        self._rosters: dict[str, Roster] = {}
+        self._salt = salt
         self._uses = 0
         self.stale = False
 
@@ -182,7 +342,8 @@ class Fleet:
         """Add a worker or renew what is known of it."""
         view = self._workers.get(info.key)
         if view is None:
-            view = self._workers[info.key] = WorkerView(info)
+            view = self._workers[info.key] = WorkerView(info, self._salt(info.key), self._rosters.clear)
+            self._rosters.clear()
         elif info.role_epoch >= view.info.role_epoch:
             view.info = info
         view.listed = True
@@ -191,10 +352,15 @@ class Fleet:
     def remove(self, key: WorkerKey) -> None:
         """Forget a worker."""
         self._workers.pop(key, None)
+        self._rosters.clear()
 
-    def serving(self, model: str) -> list[WorkerView]:
-        """Workers that may be given new work for ``model``."""
-        return [view for view in self._workers.values() if view.usable and view.info.model == model]
+    def serving(self, model: str) -> Roster:
+        """Workers that may be given new work for ``model``; kept until one comes, goes or changes."""
+        roster = self._rosters.get(model)
+        if roster is None:
+            roster = Roster(view for view in self._workers.values() if view.usable and view.info.model == model)
+            self._rosters[model] = roster
+        return roster
 
     def token_limit(self, model: str) -> int:
         """Most tokens that one request can have on the best worker of ``model``; 0 when none is known."""
@@ -208,10 +374,35 @@ class Fleet:
         if view is not None:
             view.settle(request_id)
 
+    def unbind(self, worker: WorkerKey, request_id: str) -> None:
+        """See WorkerView.unbind."""
+        view = self._workers.get(worker)
+        if view is not None:
+            view.unbind(request_id)
+
+    def heard(self, worker: WorkerKey, now_s: float) -> None:
+        """``worker`` said something."""
+        view = self._workers.get(worker)
+        if view is not None:
+            view.heard_s = now_s
+
+    def succeeded(self, worker: WorkerKey) -> None:
+        """``worker`` did what it was asked to do."""
+        view = self._workers.get(worker)
+        if view is not None:
+            view.breaker.succeeded()
+
+    def failed(self, worker: WorkerKey, now_s: float) -> None:
+        """``worker`` failed a request."""
+        view = self._workers.get(worker)
+        if view is not None:
+            view.breaker.failed(now_s)
+
     def used(self, view: WorkerView) -> None:
         """Note that ``view`` was given work now."""
         self._uses += 1
         view.last_used = self._uses
+        view.touch()
 
 
 def _token_limit(view: WorkerView) -> int:

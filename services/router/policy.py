@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -9,6 +10,7 @@ from typing import Protocol
 from weir.ids import WorkerKey
 from weir.lifecycle import Role
 from weir.services.router.fleet import WorkerView
+from weir.services.router.prefixes import PromptKeys
 
 PREFILL_TOKENS_PER_SEQUENCE = 64
 """How many pending prefill tokens weigh like one more sequence in a mixed worker's batch."""
@@ -16,28 +18,55 @@ PREFILL_TOKENS_PER_SEQUENCE = 64
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is to be placed: tokens to prefill, most tokens to generate, workers that failed it before."""
+    """What is to be placed: tokens to prefill, most tokens to generate, workers that failed it before.
+
+    ``expected_tokens``: those that will be generated, by what is known; 0 is not known. SLOs in milliseconds, inf
+    is none; ``received_s`` is when the TTFT began, on the router's clock (None: now). ``keys``: the prompt's block
+    hashes, to find it in caches.
+    """
 
     prompt_tokens: int
     max_tokens: int
     avoid: frozenset[WorkerKey] = frozenset()
+    expected_tokens: int = 0
+    slo_ttft_ms: float = math.inf
+    slo_tpot_ms: float = math.inf
+    received_s: float | None = None
+    keys: PromptKeys | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """``prefill`` None: prefill locally on ``decode``. ``decode`` None: bind one when it has room.
 
-    ``reason`` says in words why, for logs and traces; ``scores`` are the numbers behind it, by name.
+    ``reason`` says in words why, for logs, metrics and traces; ``scores`` are the numbers behind it, by name.
+    ``cached_tokens``: of the prompt, as predicted, where it is prefilled.
     """
 
     prefill: WorkerView | None
     decode: WorkerView | None
     reason: str = ""
     scores: Mapping[str, float] = field(default_factory=dict)
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a request would get if it were placed now, at best: milliseconds.
+
+    ``compute_ms`` is the part of ``ttft_ms`` that no waiting would shorten. ``known``: it rests on measurements.
+    ``prefill_ms_per_token``: what a token in the queue costs all workers together.
+    """
+
+    ttft_ms: float
+    tpot_ms: float
+    compute_ms: float
+    prefill_ms_per_token: float
+    known: bool
 
 
 class Policy(Protocol):
-    """The seam: placed here today by load, later by predicted latency."""
+    """The seam: placed by load, or by predicted latency."""
 
     def choose(self, workers: Sequence[WorkerView], demand: Demand, now_s: float) -> Choice | None:
         """A placement among usable ``workers`` of one model, or None: the request waits."""
@@ -49,6 +78,10 @@ class Policy(Protocol):
         """Who decodes what ``source`` has prefilled, or None: it waits under its lease."""
         ...
 
+    def forecast(self, workers: Sequence[WorkerView], demand: Demand, now_s: float) -> Forecast | None:
+        """What the request would get; None when there is nobody to give it, or nothing to say it by."""
+        ...
+
 
 class LeastLoaded:
     """The least loaded compatible pair; mixed workers when they are less busy or there is no pair.
@@ -58,30 +91,34 @@ class LeastLoaded:
     """
 
     def choose(self, workers: Sequence[WorkerView], demand: Demand, now_s: float) -> Choice | None:
-        candidates = _without(workers, demand.avoid)
+        candidates = without(workers, demand.avoid)
         source = self._prefill(candidates, now_s)
         mixed = self._local(candidates, demand, now_s, Role.MIXED)
         if source is not None and (mixed is None or not _less_busy(mixed, source)):
             decode = self.choose_decode(candidates, source, demand, now_s)
-            return Choice(source, decode, "least loaded pair", _scores(source, decode))
+            return Choice(source, decode, "least loaded pair")
         if mixed is not None:
-            return Choice(None, mixed, "mixed worker", _scores(None, mixed))
+            return Choice(None, mixed, "mixed worker")
         if any(view.info.role is Role.PREFILL for view in candidates):
             return None
         alone = self._local(candidates, demand, now_s, Role.DECODE)
-        return None if alone is None else Choice(None, alone, "no prefill worker", _scores(None, alone))
+        return None if alone is None else Choice(None, alone, "no prefill worker")
 
     def choose_decode(
         self, workers: Sequence[WorkerView], source: WorkerView, demand: Demand, now_s: float
     ) -> WorkerView | None:
         able = [
             view
-            for view in _without(workers, demand.avoid)
+            for view in without(workers, demand.avoid)
             if view.info.role is Role.DECODE
             and view.info.fingerprint == source.info.fingerprint
-            and _has_room(view, demand, now_s)
+            and has_room(view, demand, now_s)
         ]
         return min(able, key=lambda view: _decode_score(view, demand), default=None)
+
+    def forecast(self, workers: Sequence[WorkerView], demand: Demand, now_s: float) -> Forecast | None:
+        """See Policy: load says nothing about latency."""
+        return None
 
     def _prefill(self, workers: Sequence[WorkerView], now_s: float) -> WorkerView | None:
         """The least busy P that has at least one compatible D, busy or not."""
@@ -96,22 +133,11 @@ class LeastLoaded:
         return min(able, key=lambda view: (view.pending_prefill_tokens, view.last_used), default=None)
 
     def _local(self, workers: Sequence[WorkerView], demand: Demand, now_s: float, role: Role) -> WorkerView | None:
-        able = [view for view in workers if view.info.role is role and _has_room(view, demand, now_s)]
+        able = [view for view in workers if view.info.role is role and has_room(view, demand, now_s)]
         return min(able, key=lambda view: _mixed_score(view, demand), default=None)
 
 
-def _scores(source: WorkerView | None, decode: WorkerView | None) -> dict[str, float]:
-    """What the choice was made by, before the request itself counts."""
-    scores: dict[str, float] = {}
-    if source is not None:
-        scores["prefill_pending_tokens"] = source.pending_prefill_tokens
-    if decode is not None:
-        scores["decode_sequences"] = decode.sequences
-        scores["decode_free_blocks"] = decode.free_blocks
-    return scores
-
-
-def _without(workers: Sequence[WorkerView], avoid: frozenset[WorkerKey]) -> Sequence[WorkerView]:
+def without(workers: Sequence[WorkerView], avoid: frozenset[WorkerKey]) -> Sequence[WorkerView]:
     """Without those to avoid, by role: one that is the last of its role is kept."""
     if not avoid:
         return workers
@@ -120,7 +146,7 @@ def _without(workers: Sequence[WorkerView], avoid: frozenset[WorkerKey]) -> Sequ
     return kept + [view for view in workers if view.key in avoid and view.info.role not in roles]
 
 
-def _has_room(view: WorkerView, demand: Demand, now_s: float) -> bool:
+def has_room(view: WorkerView, demand: Demand, now_s: float) -> bool:
     """An idle worker always has room: what never fits is refused at the door or by the worker itself."""
     if view.refuses_decode_until_s > now_s:
         return False

@@ -1,0 +1,97 @@
+"""The workers that may be given new work for one model, by role, with the least busy ones at hand. Pure.
+
+A group of up to SMALL workers is looked at as a whole. A larger one offers its least busy, kept in a heap that is
+brought up to date as workers change, and some drawn at random: the draw is what keeps several routers with the
+same, slightly old view from all running after the same worker.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from weir.lifecycle import Role
+
+if TYPE_CHECKING:
+    from weir.services.router.fleet import WorkerView
+
+SMALL = 16
+LEAST_BUSY = 3
+DRAWN = 3
+STALE_SHARE = 4
+"""The heap is made anew once it has this many entries per worker."""
+
+
+class Group:
+    """Workers of one role. ``touch`` whenever the load of one changes."""
+
+    __slots__ = ("_heap", "_serial", "views")
+
+    def __init__(self, views: Sequence[WorkerView]) -> None:
+        self.views = views
+        self._serial = 0
+        self._heap: list[tuple[float, int, float, int, int, WorkerView]] | None = None
+        for view in views:
+            view.group = self
+        if len(views) > SMALL:
+            self._rebuild()
+
+    def touch(self, view: WorkerView) -> None:
+        """``view`` has another load, or was used."""
+        if self._heap is None:
+            return
+        if len(self._heap) > STALE_SHARE * len(self.views):
+            self._rebuild()
+        else:
+            heapq.heappush(self._heap, self._item(view))
+
+    def candidates(self, draw: Callable[[], float]) -> Sequence[WorkerView]:
+        """All of a small group; of a large one the least busy and some drawn by ``draw`` (numbers in [0, 1))."""
+        if self._heap is None:
+            return self.views
+        found = self._least_busy()
+        size = len(self.views)
+        for _ in range(DRAWN):
+            view = self.views[int(draw() * size)]
+            if view not in found:
+                found.append(view)
+        return found
+
+    def _least_busy(self) -> list[WorkerView]:
+        heap = self._heap
+        assert heap is not None
+        taken = []
+        found: list[WorkerView] = []
+        while heap and len(found) < LEAST_BUSY:
+            item = heapq.heappop(heap)
+            view = item[5]
+            if item[4] == view.version:
+                taken.append(item)
+                found.append(view)
+        for item in taken:
+            heapq.heappush(heap, item)
+        return found
+
+    def _rebuild(self) -> None:
+        self._heap = [self._item(view) for view in self.views]
+        heapq.heapify(self._heap)
+
+    def _item(self, view: WorkerView) -> tuple[float, int, float, int, int, WorkerView]:
+        self._serial += 1
+        return (view.rough_load_ms(), view.last_used, view.salt, self._serial, view.version, view)
+
+
+class Roster(list["WorkerView"]):
+    """All of them, as a list that is not changed, and by role."""
+
+    def __init__(self, views: Iterable[WorkerView]) -> None:
+        super().__init__(views)
+        self.prefills = Group([view for view in self if view.info.role is Role.PREFILL])
+        self.decodes = Group([view for view in self if view.info.role is Role.DECODE])
+        self.mixed = Group([view for view in self if view.info.role is Role.MIXED])
+        self.members = {view.key: view for view in self}
+        self.readable = frozenset(view.info.fingerprint for view in self.decodes.views)
+        """Fingerprints of KV that some decode worker can read."""
+        self.kinds = {(view.info.fingerprint, view.info.block_size) for view in self}
+        """What prompts must be hashed for."""

@@ -1,0 +1,367 @@
+"""Placement by predicted latency, in milliseconds. Pure; ``draw`` gives numbers in [0, 1).
+
+    prefill(P)  = wait behind what was reported and sent since + time of the tokens that P has not cached
+    decode(D)   = step with this sequence * (1 + PRESSURE k / (1 - k)) + KV read of the tokens that D has not cached
+    local(M, D) = wait + prefill stretched by the steps in between + delay of those who decode there + decode
+
+k is the share of the pool used once this sequence and the others there have grown to their expected length. The
+placement that misses fewest SLOs wins, then the lowest score. Scores within NEAR of the best are equal: the least
+recently used worker is taken, then by a salt that differs between routers. What this router sent counts at once,
+and once more for every other router that the worker serves, so that neither reports' age nor the number of routers
+makes them run after the same worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from weir.services.router.fleet import WorkerView
+from weir.services.router.policy import Choice, Demand, Forecast, has_room, without
+from weir.services.router.prefixes import PrefixMap
+from weir.services.router.roster import Group, Roster
+
+PRESSURE = 0.15
+MAX_USED = 0.98
+NEAR, NEAR_MS = 1.05, 0.05
+HOLDERS = 3
+"""Workers looked at because they have the beginning of the prompt."""
+CHUNK_TOKENS = 512
+"""A prompt is computed in chunks of about this many tokens between decode steps."""
+DELAYED = 0.1
+"""Weight of the delay that a local prefill causes to each sequence that decodes there."""
+BETTER = 0.8
+"""A local prefill on a decode worker must be predicted this much better than another worker's."""
+SATURATED_MS = 50.0
+JOIN_STRETCH = 0.3
+"""Sequences on their way to a decode worker may stretch its step by this share."""
+MIN_JOINS = 4
+NO_DECODE_MS = 100.0
+"""Price of a prefill for which no decode worker has room yet."""
+UNKNOWN_OUTPUT = 128
+
+
+@dataclass(frozen=True, slots=True)
+class SloOptions:
+    """``queue_ms``: requests wait in the router rather than at a worker once the wait there is longer.
+
+    ``local_tokens``: prompts with at most this much to compute may be prefilled on a decode worker that is not
+    forced to. ``max_joins``: sequences on their way to one decode worker. ``late_s``: a worker silent for this long
+    gets nothing new.
+    """
+
+    queue_ms: float = 1_000.0
+    local_tokens: int = 16
+    max_joins: int = 32
+    late_s: float = 2.5
+
+
+class Quote(NamedTuple):
+    """What one worker would make of a request, milliseconds. ``missed``: SLOs that it would not meet."""
+
+    missed: int
+    score: float
+    view: WorkerView
+    cached: int
+    ttft_ms: float
+    tpot_ms: float
+    wait_ms: float
+    compute_ms: float
+
+
+class SloPolicy:
+    """See the module. ``prefixes`` is kept up to date by its owner."""
+
+    def __init__(self, prefixes: PrefixMap, options: SloOptions, draw: Callable[[], float]) -> None:
+        self._prefixes = prefixes
+        self._options = options
+        self._draw = draw
+
+    # Policy
+
+    def choose(self, workers: Sequence[WorkerView], demand: Demand, now_s: float) -> Choice | None:
+        """See Policy."""
+        roster = _roster(workers, demand)
+        best = self._best(roster, demand, now_s)
+        if best is None:
+            return None
+        quote, kind = best
+        if quote.wait_ms > self._options.queue_ms:
+            return None
+        if kind:
+            return Choice(None, quote.view, kind, _scores(quote), quote.cached)
+        return Choice(quote.view, None, "", _scores(quote), quote.cached)
+
+    def choose_decode(
+        self, workers: Sequence[WorkerView], source: WorkerView, demand: Demand, now_s: float
+    ) -> WorkerView | None:
+        """See Policy. Finished prefills join a decode worker at the pace that its step time allows."""
+        roster = _roster(workers, demand)
+        quotes = [
+            quote
+            for quote in self._decodes(roster, demand, now_s, source)
+            if self._may_join(quote.view, now_s) and not _breaks_promise(quote)
+        ]
+        best = _pick(quotes)
+        return None if best is None else best.view
+
+    def forecast(self, workers: Sequence[WorkerView], demand: Demand, now_s: float) -> Forecast | None:
+        """See Policy."""
+        roster = _roster(workers, demand)
+        best = self._best(roster, demand, now_s)
+        if best is None:
+            return None
+        quote, _ = best
+        computing = len(roster.prefills.views) or len(roster.mixed.views) or len(roster.decodes.views)
+        view = quote.view
+        return Forecast(
+            ttft_ms=quote.ttft_ms,
+            tpot_ms=quote.tpot_ms,
+            compute_ms=quote.compute_ms,
+            prefill_ms_per_token=view.speed.queue_ms(1, now_s) / max(computing, 1),
+            known=view.speed.known,
+        )
+
+    # the best placement
+
+    def _best(self, roster: Roster, demand: Demand, now_s: float) -> tuple[Quote, str] | None:
+        """The best quote, and why the prompt is prefilled where it is decoded, or "" when it is not."""
+        split = self._split(roster, demand, now_s)
+        mixed = _pick(self._locals(roster.mixed, roster, demand, now_s)) if roster.mixed.views else None
+        best: tuple[Quote, str] | None = None
+        if split is not None:
+            best = (split, "")
+        if mixed is not None and (best is None or _better(mixed, best[0])):
+            best = (mixed, "mixed worker")
+        if roster.decodes.views:
+            local = self._local_on_decode(roster, demand, now_s, best)
+            if local is not None:
+                best = local
+        return best
+
+    def _split(self, roster: Roster, demand: Demand, now_s: float) -> Quote | None:
+        """The best prefill worker, priced with the best decode worker for it."""
+        source = _pick(self._prefills(roster, demand, now_s))
+        if source is None:
+            return None
+        decode = _pick(self._decodes(roster, demand, now_s, source.view))
+        if decode is None:
+            return source._replace(score=source.score + NO_DECODE_MS)
+        return source._replace(
+            missed=source.missed + decode.missed, score=source.score + decode.score, tpot_ms=decode.tpot_ms
+        )
+
+    def _local_on_decode(
+        self, roster: Roster, demand: Demand, now_s: float, rival: tuple[Quote, str] | None
+    ) -> tuple[Quote, str] | None:
+        """A decode worker that had better prefill the prompt itself, and why."""
+        if rival is None:
+            if roster.prefills.views and not self._all_refuse(roster, now_s):
+                return None
+            reason = "no prefill worker"
+        elif rival[0].missed or rival[0].wait_ms > max(SATURATED_MS, 2 * rival[0].compute_ms):
+            reason = "prefill saturated"
+        elif demand.prompt_tokens <= self._options.local_tokens or demand.keys is not None:
+            reason = "short prompt"
+        else:
+            return None
+        best = _pick(self._locals(roster.decodes, roster, demand, now_s))
+        if best is None or (rival is None and not roster.prefills.views):
+            return None if best is None else (best, reason)
+        if not _has_slack(best, demand, now_s) or (rival is not None and not _much_better(best, rival[0])):
+            return None
+        if reason == "short prompt":
+            left = demand.prompt_tokens - best.cached
+            if left > self._options.local_tokens:
+                return None
+            reason = "cached prompt" if best.cached else reason
+        return best, reason
+
+    def _all_refuse(self, roster: Roster, now_s: float) -> bool:
+        return all(view.refuses_prefill_until_s > now_s for view in roster.prefills.views)
+
+    # quotes
+
+    def _prefills(self, roster: Roster, demand: Demand, now_s: float) -> list[Quote]:
+        able = [
+            view
+            for view in self._candidates(roster.prefills, roster, demand, now_s)
+            if view.refuses_prefill_until_s <= now_s and view.info.fingerprint in roster.readable
+        ]
+        waited_ms = _waited_ms(demand, now_s)
+        quotes = []
+        for view in able:
+            cached = self._cached(view, demand)
+            wait = view.wait_ms(now_s)
+            compute = view.speed.prefill_ms(demand.prompt_tokens - cached, cached, now_s)
+            ttft = waited_ms + wait + compute
+            missed = 1 if ttft > demand.slo_ttft_ms else 0
+            quotes.append(Quote(missed, wait + compute, view, cached, ttft, 0.0, wait, compute))
+        return quotes
+
+    def _decodes(self, roster: Roster, demand: Demand, now_s: float, source: WorkerView) -> list[Quote]:
+        fingerprint, name = source.info.fingerprint, source.info.key.worker_id
+        quotes = []
+        for view in self._candidates(roster.decodes, roster, demand, now_s):
+            if view.info.fingerprint != fingerprint or not has_room(view, demand, now_s):
+                continue
+            cached = self._cached(view, demand)
+            num_bytes = (demand.prompt_tokens - cached) * view.info.kv_bytes_per_token
+            read = view.speed.read_ms(num_bytes, name, now_s)
+            step = _step_ms(view, demand, now_s)
+            missed = 1 if step > min(demand.slo_tpot_ms, view.tpot_limit_ms) else 0
+            score = step * (1.0 + PRESSURE * _pressure(view, demand)) + read
+            quotes.append(Quote(missed, score, view, cached, 0.0, step, 0.0, read))
+        return quotes
+
+    def _locals(self, group: Group, roster: Roster, demand: Demand, now_s: float) -> list[Quote]:
+        """Quotes of workers that would prefill and decode it."""
+        waited_ms = _waited_ms(demand, now_s)
+        quotes = []
+        for view in self._candidates(group, roster, demand, now_s):
+            if not has_room(view, demand, now_s):
+                continue
+            cached = self._cached(view, demand)
+            step = _step_ms(view, demand, now_s)
+            tokens = demand.prompt_tokens - cached
+            running = view.sequences
+            compute = view.speed.prefill_ms(tokens, cached, now_s)
+            if running:
+                compute += step * -(-tokens // CHUNK_TOKENS)
+            wait = view.wait_ms(now_s)
+            ttft = waited_ms + wait + compute
+            missed = (ttft > demand.slo_ttft_ms) + (step > min(demand.slo_tpot_ms, view.tpot_limit_ms))
+            score = wait + compute * (1.0 + DELAYED * running) + step * (1.0 + PRESSURE * _pressure(view, demand))
+            quotes.append(Quote(missed, score, view, cached, ttft, step, wait, compute))
+        return quotes
+
+    def _cached(self, view: WorkerView, demand: Demand) -> int:
+        """Tokens of the prompt that ``view`` is thought to have."""
+        if demand.keys is None:
+            return 0
+        size = view.info.block_size
+        return size * self._prefixes.depth(view.key, demand.keys.hashes(view.info.fingerprint, size))
+
+    def _candidates(self, group: Group, roster: Roster, demand: Demand, now_s: float) -> Sequence[WorkerView]:
+        """Workers to be looked at: least busy, some drawn, those with the prefix; all but broken and silent ones.
+
+        When none is left but broken and silent ones, they are tried: better than nobody.
+        """
+        views = group.candidates(self._draw)
+        if views is not group.views and demand.keys is not None:
+            views = self._with_holders(views, group, roster, demand)
+        late_s = now_s - self._options.late_s
+        well = [view for view in views if view.heard_s >= late_s and view.breaker.allows(now_s)]
+        if well:
+            return well
+        return [view for view in views if view.breaker.allows(now_s)] or views
+
+    def _with_holders(
+        self, views: Sequence[WorkerView], group: Group, roster: Roster, demand: Demand
+    ) -> Sequence[WorkerView]:
+        assert demand.keys is not None
+        found = dict.fromkeys(views)
+        for fingerprint, size in roster.kinds:
+            for key in self._prefixes.holders(demand.keys.hashes(fingerprint, size), HOLDERS):
+                view = roster.members.get(key)
+                if view is not None and view.group is group:
+                    found[view] = None
+        return list(found)
+
+    def _may_join(self, view: WorkerView, now_s: float) -> bool:
+        """Whether one more sequence on its way there stretches its steps by a bearable share only."""
+        joining = view.joining
+        if joining < MIN_JOINS:
+            return True
+        if joining >= self._options.max_joins:
+            return False
+        running = view.load.running
+        if not running:
+            return True
+        speed, context = view.speed, view.load.used_blocks * view.info.block_size
+        now = speed.step_ms(running, context, now_s)
+        return speed.step_ms(running + joining + 1, context, now_s) <= (1.0 + JOIN_STRETCH) * now
+
+
+def _roster(workers: Sequence[WorkerView], demand: Demand) -> Roster:
+    roster = workers if isinstance(workers, Roster) else Roster(workers)
+    return roster if not demand.avoid else Roster(without(roster, demand.avoid))
+
+
+def _waited_ms(demand: Demand, now_s: float) -> float:
+    return 0.0 if demand.received_s is None else max(0.0, now_s - demand.received_s) * 1e3
+
+
+def _step_ms(view: WorkerView, demand: Demand, now_s: float) -> float:
+    """A step there with this sequence, halfway through its answer."""
+    size = view.info.block_size
+    context = view.load.used_blocks * size + demand.prompt_tokens + (demand.expected_tokens or UNKNOWN_OUTPUT) / 2
+    return view.speed.step_ms(view.sequences + 1, context, now_s)
+
+
+def _pressure(view: WorkerView, demand: Demand) -> float:
+    """k / (1 - k) of the share k of the pool in use once all there have grown."""
+    total = view.total_blocks
+    if not total:
+        return 0.0
+    output = demand.expected_tokens or min(demand.max_tokens, UNKNOWN_OUTPUT)
+    grown = demand.prompt_tokens + output + view.expected_tokens // 2
+    used = min((total - view.free_blocks + view.blocks_for(grown)) / total, MAX_USED)
+    return used / (1.0 - used)
+
+
+def _breaks_promise(quote: Quote) -> bool:
+    """Whether those who decode there would miss the TPOT that they were promised."""
+    return quote.tpot_ms > quote.view.tpot_limit_ms
+
+
+def _pick(quotes: Sequence[Quote]) -> Quote | None:
+    """The best; among those that are nearly as good the one used longest ago."""
+    if not quotes:
+        return None
+    fewest = min(quote.missed for quote in quotes)
+    lowest = min(quote.score for quote in quotes if quote.missed == fewest)
+    bound = lowest * NEAR + NEAR_MS
+    found: Quote | None = None
+    for quote in quotes:
+        if quote.missed == fewest and quote.score <= bound:
+            view = quote.view
+            if found is None or (view.last_used, view.salt) < (found.view.last_used, found.view.salt):
+                found = quote
+    return found
+
+
+def _scores(quote: Quote) -> dict[str, float]:
+    return {
+        "score_ms": quote.score,
+        "ttft_ms": quote.ttft_ms,
+        "tpot_ms": quote.tpot_ms,
+        "wait_ms": quote.wait_ms,
+        "compute_ms": quote.compute_ms,
+        "cached_tokens": float(quote.cached),
+        "missed_slos": float(quote.missed),
+    }
+
+
+def _better(one: Quote, other: Quote) -> bool:
+    return (one.missed, one.score) < (other.missed, other.score)
+
+
+def _much_better(one: Quote, other: Quote) -> bool:
+    return one.missed < other.missed or (one.missed == other.missed and one.score < BETTER * other.score)
+
+
+def _has_slack(quote: Quote, demand: Demand, now_s: float) -> bool:
+    """Whether those who decode there can bear the pause that a chunk of this prompt is.
+
+    Where no TPOT was promised, the pause may be as long as a step.
+    """
+    view = quote.view
+    if not view.sequences:
+        return True
+    tokens = min(demand.prompt_tokens - quote.cached, CHUNK_TOKENS)
+    pause = view.speed.prefill_ms(tokens, quote.cached, now_s)
+    limit = view.tpot_limit_ms
+    return quote.tpot_ms + pause <= (limit if limit < math.inf else 2.0 * quote.tpot_ms)
