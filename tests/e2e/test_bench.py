@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from weir.bench.cancels import CancelShape, measure_cancels
 from weir.bench.load import run_load
 from weir.bench.plan import LoadPlan, Prompt, Target
 from weir.cli.bench_interference import InterferenceShape, chat_itl, check_completed
+from weir.cli.bench_layouts import parse_external
 from weir.cli.bench_matrix import MatrixOptions, run_bench_matrix
 from weir.cli.bench_router import MODEL_NAME as MOCK_NAME
 from weir.cli.bench_router import MockCluster, RouterShape, measure_door
@@ -25,6 +27,7 @@ from weir.cli.bench_serve import DatasetOptions, ServeOptions, run_bench_serve
 from weir.cli.cluster import Cluster
 from weir.client import AsyncClient
 from weir.clock import SystemClock
+from weir.errors import InvalidArgument
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -108,7 +111,7 @@ async def test_cancelling_at_any_moment_gives_all_blocks_back(pair: Cluster) -> 
 
 async def test_interference_pools_the_gaps_of_the_chats_only(pair: Cluster) -> None:
     shape = InterferenceShape(chats=2, chat_input=16, chat_output=6, longs=1, long_input=64, long_output=2, after_s=0.0)
-    result = await run_load(shape.plan(pair.router_address, 1, disturbed=True))
+    result = await run_load(shape.plan(Target("weir", pair.router_address), 1, disturbed=True))
     check_completed(result.records)
     assert [(r.kind, r.output_tokens) for r in result.records] == [("chat", 6), ("chat", 6), ("long", 2)]
     assert sum(len(r.itls_s) for r in result.records if r.kind == "chat") == 10
@@ -153,5 +156,34 @@ async def test_the_matrix_writes_a_report_and_survives_the_loss_of_a_worker(
     for run in runs:
         assert (run["figures"]["completed"], run["figures"]["failed"]) == (4, 0), run["figures"]["error_details"]
         assert run["figures"]["total_output_tokens"] == 4 * 32, "no token twice, none missing"
-    assert json.loads((tmp_path / "report.json").read_text())["setup"]["seed"] == 1
+    assert report == json.loads((tmp_path / "report.json").read_text())
     assert "worker-loss" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.slow
+async def test_a_running_system_is_added_to_a_report(
+    mixed: Cluster, demo_model: Path, tmp_path: Path, quiet_console: Console
+) -> None:
+    external = parse_external(f"other=openai:http://{mixed.http_address}", MODEL_NAME)
+    options = MatrixOptions(
+        model_dir=demo_model,
+        scenarios=("decode-heavy",),
+        seconds=4.0,
+        rate_scales=(1.0,),
+        goodput=("ttft:60000",),
+        seed=1,
+        out=tmp_path,
+        externals=(external,),
+    )
+    with pytest.raises(InvalidArgument, match="first"):
+        await run_bench_matrix(quiet_console, options)
+    setup = {"arrivals in each run, s": 4.0, "objectives": "ttft:60000 ms", "seed": 1}
+    verdict = {"outcome": "draw", "text": "none"}
+    entry = {"name": "decode-heavy", "flows": [], "runs": [], "verdict": verdict}
+    (tmp_path / "report.json").write_text(json.dumps({"title": "T", "setup": setup, "scenarios": [entry]}))
+    report = await run_bench_matrix(quiet_console, options)
+    run = report["scenarios"][0]["runs"][0]
+    assert (run["layout"], run["figures"]["completed"], run["figures"]["failed"]) == ("other", 2, 0)
+    with pytest.raises(InvalidArgument, match="seed = 1, not 2"):
+        await run_bench_matrix(quiet_console, dataclasses.replace(options, seed=2))
+    await assert_quiet(mixed)

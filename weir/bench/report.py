@@ -103,6 +103,8 @@ def _goodput_plot(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def _timeline_plot(run: Mapping[str, Any]) -> str:
     timeline = run["timeline"]
+    if not timeline:
+        return ""
     series = [
         Series("waiting", [(p["at_s"], p["waiting"]) for p in timeline]),
         Series("running", [(p["at_s"], p["running"]) for p in timeline]),

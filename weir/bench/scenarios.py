@@ -129,20 +129,23 @@ WIN_RATIO = 1.1
 def judge_split(scenario: Scenario, split: dict[str, float], mixed: dict[str, float]) -> Verdict:
     """Compare two summaries of ``weir.bench.metrics.summarise``.
 
-    Goodput decides; where it is within 10 % (or both are zero) the run is a draw, whatever the latencies did.
+    Goodput decides; where it is within 10 % the run is a draw, whatever the latencies did, and where no request met
+    the objectives on either side it is undecided.
     """
     goodput = _ratio(split["request_goodput"], mixed["request_goodput"])
     itl = _ratio(split["p99_itl_ms"], mixed["p99_itl_ms"]) or 0.0
     ttft = _ratio(split["p99_ttft_ms"], mixed["p99_ttft_ms"]) or 0.0
     outcome = "draw"
     if goodput is None:
-        outcome = "win" if split["request_goodput"] > 0 else "draw"
+        outcome = "win" if split["request_goodput"] > 0 else "undecided"
     elif goodput >= WIN_RATIO:
         outcome = "win"
     elif goodput <= 1 / WIN_RATIO:
         outcome = "lose"
     expected = {"win": "as expected", "lose": "as expected"}.get(outcome, "")
-    if scenario.split_should in {"win", "lose"} and outcome != scenario.split_should:
+    if outcome == "undecided":
+        expected = "no request met the objectives on either side"
+    elif scenario.split_should in {"win", "lose"} and outcome != scenario.split_should:
         expected = f"theory said {scenario.split_should}"
     elif scenario.split_should == "either":
         expected = "theory leaves it open"

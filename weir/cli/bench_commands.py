@@ -17,6 +17,11 @@ console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
 Flag = typer.Option
 Count = Annotated[int, typer.Option(min=1)]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the figures here")]
+Externals = Annotated[
+    list[str] | None,
+    typer.Option(help="A running system instead, NAME=BACKEND:URL[,URL]; vllm-pd:PREFILL,DECODE for vLLM's pair"),
+]
+ExternalModel = Annotated[str, typer.Option(help="Model name that it serves")]
 Model = Annotated[str, typer.Option("--model", help="'demo' or a Hugging Face folder")]
 
 
@@ -139,16 +144,20 @@ def interference(
     after_s: Annotated[float, Flag(min=0, help="When they arrive")] = 1.0,
     rounds: Annotated[int, Flag(min=1, help="Each idle and disturbed")] = 2,
     seed: Annotated[int, Flag(min=0)] = 0,
+    external: Externals = None,
+    external_model: ExternalModel = "",
     out: Json = None,
 ) -> None:
     """What long prompts do to the tokens of running chats: split against aggregated."""
     from weir.cli.bench_interference import InterferenceShape, run_bench_interference
+    from weir.cli.bench_layouts import parse_external
     from weir.cli.paths import model_dir
 
     shape = InterferenceShape(
         chats=chats, longs=longs, long_input=long_input, after_s=after_s, rounds=rounds, seed=seed
     )
-    asyncio.run(run_bench_interference(console, model_dir(model), shape, out))
+    externals = [parse_external(text, external_model) for text in external or ()]
+    asyncio.run(run_bench_interference(console, model_dir(model), shape, externals, out))
 
 
 def matrix(
@@ -160,9 +169,12 @@ def matrix(
     ] = None,
     goodput: Annotated[list[str] | None, Flag(help="Objectives, all to be met")] = None,
     seed: Annotated[int, Flag(min=0)] = 0,
+    external: Externals = None,
+    external_model: ExternalModel = "",
     out: Annotated[Path, Flag("--out", help="Folder for report.json and report.html")] = Path("bench-report"),
 ) -> None:
     """Every scenario, split against aggregated on the same cores: report.html and report.json."""
+    from weir.cli.bench_layouts import parse_external
     from weir.cli.bench_matrix import MatrixOptions, run_bench_matrix
     from weir.cli.paths import model_dir
 
@@ -174,6 +186,7 @@ def matrix(
         goodput=tuple(goodput or ("ttft:2000", "tpot:100")),
         seed=seed,
         out=out,
+        externals=tuple(parse_external(text, external_model) for text in external or ()),
     )
     asyncio.run(run_bench_matrix(console, options))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from weir.bench.load import run_load
 from weir.bench.plan import LoadPlan, Prompt, Target
 from weir.bench.records import RequestRecord
 from weir.bench.synthetic import Vocabulary
-from weir.cli.bench_layouts import AGGREGATED, SPLIT, Layout
+from weir.cli.bench_layouts import AGGREGATED, SPLIT, External, Layout
 from weir.cli.cluster import Cluster
 from weir.clock import SystemClock
 from weir.errors import InternalError
@@ -41,7 +42,7 @@ class InterferenceShape:
     rounds: int = 2
     seed: int = 0
 
-    def plan(self, router: str, number: int, *, disturbed: bool) -> LoadPlan:
+    def plan(self, target: Target, number: int, *, disturbed: bool) -> LoadPlan:
         """Round ``number``; idle rounds have the chats alone. No prompt comes twice."""
         random = np.random.default_rng([self.seed, number, disturbed])
         draw = Vocabulary().draw
@@ -50,7 +51,7 @@ class InterferenceShape:
         if disturbed:
             prompts += [Prompt(self.long_output, draw(self.long_input, random), kind="long") for _ in range(self.longs)]
             arrivals += [self.after_s] * self.longs
-        return LoadPlan(Target("weir", router), tuple(prompts), tuple(arrivals), ignore_eos=True)
+        return LoadPlan(target, tuple(prompts), tuple(arrivals), ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +71,31 @@ class InterferenceFigures:
 
 
 async def measure_interference(model_dir: Path, layout: Layout, shape: InterferenceShape) -> InterferenceFigures:
-    """Start the layout; rounds of idle and disturbed in turn, after one that does not count."""
-    idle, disturbed = list[RequestRecord](), list[RequestRecord]()
-    verdicts: list[str] = []
+    """Start the layout and measure; the workers are idle before each round."""
     clock = SystemClock()
     with tempfile.TemporaryDirectory(prefix="weir-bench-") as scratch:
         async with Cluster(layout.spec(model_dir, Path(scratch))) as cluster:
             async with WorkerPolls(cluster.worker_addresses) as polls:
-                for number in range(shape.rounds + 1):
-                    for records, wanted in ((idle, False), (disturbed, True)):
-                        result = await run_load(shape.plan(cluster.router_address, number, disturbed=wanted))
-                        check_completed(result.records)
-                        if number > 0:
-                            records += result.records
-                            verdicts += [result.health.verdict] if result.health.verdict else []
-                        await polls.until_idle(clock)
-    return InterferenceFigures(
-        layout.name,
-        chat_itl(idle),
-        chat_itl(disturbed),
-        tuple(1e3 * r.ttft_s for r in disturbed if r.kind == "long"),
-        verdicts[0] if verdicts else "",
-    )
+                target = Target("weir", cluster.router_address)
+                return await measure_rounds(layout.name, target, shape, lambda: polls.until_idle(clock))
+
+
+async def measure_rounds(
+    name: str, target: Target, shape: InterferenceShape, until_idle: Callable[[], Awaitable[object]]
+) -> InterferenceFigures:
+    """Rounds of idle and disturbed in turn, after one that does not count."""
+    idle, disturbed = list[RequestRecord](), list[RequestRecord]()
+    verdicts: list[str] = []
+    for number in range(shape.rounds + 1):
+        for records, wanted in ((idle, False), (disturbed, True)):
+            result = await run_load(shape.plan(target, number, disturbed=wanted))
+            check_completed(result.records)
+            if number > 0:
+                records += result.records
+                verdicts += [result.health.verdict] if result.health.verdict else []
+            await until_idle()
+    longs = tuple(1e3 * r.ttft_s for r in disturbed if r.kind == "long")
+    return InterferenceFigures(name, chat_itl(idle), chat_itl(disturbed), longs, verdicts[0] if verdicts else "")
 
 
 def chat_itl(records: Sequence[RequestRecord]) -> dict[str, float]:
@@ -114,23 +118,30 @@ def check_completed(records: Sequence[RequestRecord]) -> None:
 
 
 async def run_bench_interference(
-    console: Console, model_dir: Path, shape: InterferenceShape, out: Path | None
+    console: Console,
+    model_dir: Path,
+    shape: InterferenceShape,
+    externals: Sequence[External] = (),
+    out: Path | None = None,
 ) -> list[InterferenceFigures]:
-    """Both layouts, one after the other, and a table."""
+    """Both layouts one after the other, or the running systems given instead, and a table."""
     table = Table(
         "chats' ITL, ms", "p50", "p95", "p99", "max", "p99 after 2nd token", "p99 / idle p99", "long TTFT, ms"
     )
     measured = []
-    for layout in (SPLIT, AGGREGATED):
+    for external in externals:
+        measured.append(await measure_rounds(external.name, external.target, shape, lambda: asyncio.sleep(0)))
+        _add_rows(table, measured[-1])
+    for layout in () if externals else (SPLIT, AGGREGATED):
         with console.status(layout.name):
             measured.append(await measure_interference(model_dir, layout, shape))
         _add_rows(table, measured[-1])
     console.print(table)
-    ratio = measured[0].ratio
-    console.print(
-        f"split, ITL p99 disturbed / idle = {ratio:.2f}, target {TARGET_RATIO:g}: "
-        + ("[green]reached[/]" if ratio <= TARGET_RATIO else "[red]missed[/]")
-    )
+    for figures in measured:
+        word = "reached" if figures.ratio <= TARGET_RATIO else "missed"
+        console.print(
+            f"{figures.layout}: ITL p99 disturbed / idle = {figures.ratio:.2f}, target {TARGET_RATIO:g} {word}"
+        )
     if out is not None:
         rows = [dataclasses.asdict(m) | {"ratio": m.ratio} for m in measured]
         out.write_text(json.dumps({"shape": dataclasses.asdict(shape), "layouts": rows}, indent=1), encoding="utf-8")

@@ -11,8 +11,10 @@ from pathlib import Path
 import grpc
 
 from weir.bench.cancels import WorkerPolls
+from weir.bench.plan import BACKENDS, Target
 from weir.cli.cluster import Cluster, ClusterSpec
 from weir.clock import Clock
+from weir.errors import InvalidArgument
 
 SAMPLE_S = 0.25
 
@@ -40,6 +42,23 @@ class Layout:
 
 SPLIT = Layout("1 prefill + 1 decode", prefill=1, decode=1)
 AGGREGATED = Layout("2 mixed", mixed=2)
+
+
+@dataclass(frozen=True, slots=True)
+class External:
+    """A system that already runs, such as vLLM; reports show it as ``name``."""
+
+    name: str
+    target: Target
+
+
+def parse_external(text: str, model: str) -> External:
+    """From ``NAME=BACKEND:URL[,URL]``, for example ``vLLM 1P1D=vllm-pd:http://127.0.0.1:8100,http://127.0.0.1:8200``."""
+    name, _, rest = text.partition("=")
+    backend, _, address = rest.partition(":")
+    if not name or backend not in BACKENDS or not address:
+        raise InvalidArgument("--external", text, f"must be NAME=BACKEND:URL with a backend of {', '.join(BACKENDS)}")
+    return External(name, Target(backend, address, model))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from weir.bench.plan import LoadPlan, Prompt, Target
 from weir.bench.report import render_report
 from weir.bench.scenarios import Scenario, choose_scenarios, judge_split, make_traffic
 from weir.bench.synthetic import Vocabulary
-from weir.cli.bench_layouts import AGGREGATED, SPLIT, Layout, LoadPoint, sampled
+from weir.cli.bench_layouts import AGGREGATED, SPLIT, External, Layout, LoadPoint, sampled
 from weir.cli.cluster import Cluster
 from weir.clock import Clock, SystemClock
 from weir.errors import InvalidArgument
@@ -45,6 +45,7 @@ class MatrixOptions:
     goodput: tuple[str, ...]
     seed: int
     out: Path
+    externals: tuple[External, ...] = ()
 
 
 class MatrixRunner:
@@ -65,7 +66,9 @@ class MatrixRunner:
         self.runs: dict[str, list[dict[str, Any]]] = {scenario.name: [] for scenario in self._scenarios}
 
     async def run(self) -> dict[str, Any]:
-        """Everything; the report as JSON-ready values."""
+        """Both layouts, or the running systems given instead; the report as JSON-ready values."""
+        if self._options.externals:
+            return await self._extended()
         for layout in (SPLIT, AGGREGATED):
             self._console.print(f"[bold]{layout.name}[/]")
             with tempfile.TemporaryDirectory(prefix="weir-bench-") as scratch:
@@ -75,11 +78,39 @@ class MatrixRunner:
                             self.runs[scenario.name].append(await self._one(cluster, layout, scenario, scale))
         return self._report()
 
+    async def _extended(self) -> dict[str, Any]:
+        """The report that is there, with runs of running systems added. They lose no worker and show no queues."""
+        path = self._options.out / "report.json"
+        if not path.is_file():
+            raise InvalidArgument("--out", str(path), "run the matrix first, then add other systems to its report")
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        for key, value in self._conditions().items():
+            if report["setup"][key] != value:
+                raise InvalidArgument("--out", str(path), f"was run with {key} = {report['setup'][key]}, not {value}")
+        entries = {entry["name"]: entry for entry in report["scenarios"]}
+        for external in self._options.externals:
+            self._console.print(f"[bold]{external.name}[/]")
+            for scenario in self._scenarios:
+                if scenario.kill_at is not None or scenario.name not in entries:
+                    continue
+                for scale in self._options.rate_scales:
+                    plan = self._plan(external.target, scenario, scale)
+                    run = self._run(external.name, scenario, scale, plan, await run_load(plan), [])
+                    entries[scenario.name]["runs"].append(run)
+        return report
+
     async def _one(self, cluster: Cluster, layout: Layout, scenario: Scenario, scale: float) -> dict[str, Any]:
-        options = self._options
-        traffic = make_traffic(scenario, options.seconds, scale, options.seed, Vocabulary())
-        plan = LoadPlan(
-            Target("weir", cluster.router_address),
+        plan = self._plan(Target("weir", cluster.router_address), scenario, scale)
+        async with sampled(cluster, self._clock) as points:
+            result = await self._loaded(cluster, layout, scenario, plan)
+        async with WorkerPolls(cluster.worker_addresses) as polls:
+            await polls.until_idle(self._clock)
+        return self._run(layout.name, scenario, scale, plan, result, points)
+
+    def _plan(self, target: Target, scenario: Scenario, scale: float) -> LoadPlan:
+        traffic = make_traffic(scenario, self._options.seconds, scale, self._options.seed, Vocabulary())
+        return LoadPlan(
+            target,
             traffic.prompts,
             traffic.arrivals_s,
             # Their ids lie outside what prompts are drawn from: nothing of them is found in a cache.
@@ -87,10 +118,10 @@ class MatrixRunner:
             ignore_eos=True,
             timeout_s=REQUEST_TIMEOUT_S,
         )
-        async with sampled(cluster, self._clock) as points:
-            result = await self._loaded(cluster, layout, scenario, plan)
-        async with WorkerPolls(cluster.worker_addresses) as polls:
-            await polls.until_idle(self._clock)
+
+    def _run(
+        self, name: str, scenario: Scenario, scale: float, plan: LoadPlan, result: LoadResult, points: list[LoadPoint]
+    ) -> dict[str, Any]:
         figures = summarise(result.records, result.duration_s, slo=self._slo, percentiles=PERCENTILES)
         figures["generator"] = {**dataclasses.asdict(result.health), "verdict": result.health.verdict}
         self._console.print(
@@ -100,9 +131,9 @@ class MatrixRunner:
             highlight=False,
         )
         return {
-            "layout": layout.name,
+            "layout": name,
             "rate_scale": scale,
-            "offered_per_s": len(plan.prompts) / options.seconds,
+            "offered_per_s": len(plan.prompts) / self._options.seconds,
             "figures": figures,
             "samples_ms": latencies_ms(result.records),
             "timeline": [dataclasses.asdict(_shifted(p, result.start_s)) for p in points],
@@ -137,17 +168,20 @@ class MatrixRunner:
                     "verdict": dataclasses.asdict(judge_split(scenario, split, mixed)),
                 }
             )
-        options = self._options
         setup = {
-            "model": options.model_dir.name,
+            "model": self._options.model_dir.name,
             "cores": len(os.sched_getaffinity(0)),
             "machine": _processor(),
-            "arrivals in each run, s": options.seconds,
-            "objectives": ", ".join(options.goodput) + " ms",
-            "seed": options.seed,
+            **self._conditions(),
             "load average before": f"{self._load_before:.2f}",
         }
         return {"title": "Weir: prefill and decode apart, or together?", "setup": setup, "scenarios": scenarios}
+
+    def _conditions(self) -> dict[str, Any]:
+        """What runs in one report must have in common."""
+        options = self._options
+        objectives = ", ".join(options.goodput) + " ms"
+        return {"arrivals in each run, s": options.seconds, "objectives": objectives, "seed": options.seed}
 
 
 def _shifted(point: LoadPoint, start_s: float) -> LoadPoint:

@@ -61,7 +61,7 @@ def test_verdicts() -> None:
     assert judge_split(decode_heavy, figures(0.5), figures(1.0)).outcome == "lose"
     assert judge_split(long_prompt, figures(1.05), figures(1.0)).outcome == "draw"
     assert judge_split(long_prompt, figures(0.1), figures(0.0)).outcome == "win"
-    assert judge_split(long_prompt, figures(0.0), figures(0.0)).outcome == "draw"
+    assert judge_split(long_prompt, figures(0.0), figures(0.0)).outcome == "undecided"
 
 
 def test_a_cdf_ends_at_one_and_is_thinned() -> None:
