@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from weir import __version__
-from weir.cli import bench_commands
+from weir.cli import bench_commands, simulate
 from weir.cli.paths import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from weir.errors import InvalidArgument, WeirError
 
@@ -261,6 +261,7 @@ def bench_handover(
 
 
 bench_commands.register(bench)
+simulate.register(app)
 
 
 def main() -> None:

@@ -136,6 +136,16 @@ class Cluster:
             self._waiting.appendleft(request)
         self._dispatch()
 
+    def hand_over(self, worker: Worker) -> None:
+        """Every decode leaves ``worker`` with its KV, which waits there until another D has read it."""
+        for request in worker.take_decodes():
+            view = self.views[worker]
+            view.settle(request.name)
+            request.source, request.target, request.local = worker, None, False
+            worker.kept_tokens += request.context
+            worker.hold(request)
+            self._bind(request)
+
     # arrivals
 
     def feed(self, arrivals: Iterator[Arrival]) -> None:
@@ -195,6 +205,7 @@ class Cluster:
         if choice is None:
             return False
         request.attempt += 1
+        request.ready = False
         if choice.prefill is None:
             assert choice.decode is not None, "a choice names a worker"
             view, request.local = choice.decode, True
@@ -226,7 +237,6 @@ class Cluster:
         self.fleet.used(view)
         request.target = self._by_key[view.key]
         request.target.reserve(request)
-        request.bound_s = now_s
         if request in source.stock:
             self._read(request, request.context)
         return True
@@ -245,6 +255,7 @@ class Cluster:
             request.first_s = now_s
             self._watcher.prefilled(now_s, request.prompt, request.cached)
         request.left -= 1
+        request.ready = True
         if request.left <= 0:
             self.finished(worker, request)
             return False
@@ -316,7 +327,7 @@ class Cluster:
                 request.target = None
                 self._bind(request)
                 return
-            if request.first_s == NEVER_S:
+            if not request.ready:
                 request.target = None
                 return
         if target is not None and target is not worker:

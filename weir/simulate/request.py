@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weir.services.router.fleet import WorkerView
     from weir.services.router.policy import Demand
     from weir.simulate.worker import Worker
 
@@ -18,13 +17,13 @@ class Request:
     ``context``   tokens whose KV it has or needs before the next token: the prompt, later what was generated as well
     ``computed``  of ``context``, tokens whose KV is there while it prefills
     ``left``      output tokens still to come
+    ``ready``     the present attempt's prefill is done
     ``source``    where its KV waits or is made; ``target`` who decodes it, both at the present attempt
     """
 
     __slots__ = (
         "arrival_s",
         "attempt",
-        "bound_s",
         "cached",
         "computed",
         "context",
@@ -36,9 +35,9 @@ class Request:
         "name",
         "output",
         "prompt",
+        "ready",
         "source",
         "target",
-        "view",
     )
 
     def __init__(self, name: str, arrival_s: float, prompt: int, output: int, cached: int = 0) -> None:
@@ -52,10 +51,9 @@ class Request:
         self.computed = 0
         self.left = output
         self.first_s = NEVER_S
-        self.bound_s = NEVER_S
         self.joined_step = 0
         self.local = False
+        self.ready = False
         self.source: Worker | None = None
         self.target: Worker | None = None
-        self.view: WorkerView | None = None
         self.demand: Demand | None = None

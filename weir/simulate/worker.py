@@ -107,8 +107,8 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """Sequences that decode or prefill."""
-        return len(self._batch) + len(self._work)
+        """Sequences that decode or prefill, or whose KV is on its way."""
+        return len(self._batch) + len(self._work) + len(self.reserved)
 
     @property
     def decoding(self) -> int:
@@ -117,8 +117,8 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """Sequences that will decode or prefill here."""
-        return len(self._joining) + len(self.reserved) + len(self.prompts)
+        """Sequences that wait for a place in the batch, or for prefill."""
+        return len(self._joining) + len(self.prompts)
 
     @property
     def stock_tokens(self) -> int:
@@ -202,6 +202,8 @@ class Worker:
             request.context += 1
         left += self._joining
         self._joining.clear()
+        if self.alive and self.doing is Doing.NOTHING:
+            self._next()
         return left
 
     def die(self) -> list[Request]:
