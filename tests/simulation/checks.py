@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from tests.simulation.broker import MAX_PENDING
 from tests.simulation.model import answer, text_of
 from weir.errors import WeirError
 from weir.kvcache.blocks import BlockState
-from weir.lifecycle import FinishReason, RequestState
+from weir.lifecycle import RequestState
 from weir.services.worker.parts import WorkerParts
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 PATIENCE_S = 5.0
 """Nothing waits for longer than it must by more than this."""
 MAX_FAILURES = 20
+LEASE_LATE_S = 0.5
+STOPS_S = 0.5
+"""Both legs stop within a step; this is many of them, and a slow network."""
 
 
 class Checks:
@@ -45,6 +49,35 @@ class Checks:
         counts = parts.blocks.counts()
         if sum(counts.values()) != parts.blocks.num_blocks:
             self.fail("blocks", f"{worker}: {counts}")
+
+    def while_it_runs(self) -> None:
+        """Looked at from time to time: leases end in time, queues stay within bounds, books add up."""
+        for node in self._world.workers.values():
+            if node.worker is None or node.process is None or node.process.paused:
+                continue
+            for lease_id, lease in node.worker.prefill.desk.leases._open.items():
+                late_s = node.clock.unix_s() - lease.deadline_unix_s
+                if late_s > LEASE_LATE_S and node.resumed_s + LEASE_LATE_S < self._world.loop.time():
+                    self.fail("lease", f"{node.host}: lease {lease_id} lives {late_s:.3f} s after its deadline")
+            waiting = node.worker.load.engine.waiting
+            if waiting > node.config.max_waiting + node.config.max_running:
+                self.fail("bounds", f"{node.host}: {waiting} wait, the limit is {node.config.max_waiting}")
+            if node.link.bus is not None and node.link.bus.pending > MAX_PENDING:
+                self.fail("bounds", f"{node.host}: {node.link.bus.pending} events wait")
+        for router in self._world.routers:
+            if router.app is not None and router.process is not None and not router.process.paused:
+                try:
+                    router.app.router._book.check_integrity()
+                except AssertionError as error:
+                    self.fail("book", f"{router.host}: {error}")
+
+    def left(self, client: Client) -> None:
+        """Some time after its client has left nothing of a request is on any worker."""
+        for node in self._world.workers.values():
+            if node.worker is not None:
+                for leg in (node.worker.prefill, node.worker.decode):
+                    if client.request_id in leg.desk._by_request:
+                        self.fail("cancel", f"{client.spec.name} is still on {node.host}")
 
     def accepted(self, client: Client) -> None:
         """A request has its identity."""
@@ -251,5 +284,3 @@ class Checks:
                 if not isinstance(error, WeirError):
                     self.fail("crash", f"task {task.get_name()}: {type(error).__name__}: {error}")
 
-
-FINISHED = (FinishReason.STOP, FinishReason.LENGTH)

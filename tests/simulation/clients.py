@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tests.simulation.checks import STOPS_S
 from tests.simulation.plan import RequestSpec
 from weir.errors import WeirError
 from weir.events.subjects import cancel_subject
@@ -117,6 +118,8 @@ class Client:
         self.left_s = self.world.loop.time()
         self.world.history.note(self.spec.name, f"is left, by {self.spec.leaves_by}")
         self._process.call(self._leave_now)
+        if self.world.plan.kind == "leaving" and self.spec.leaves_by != "event":
+            self.world.network.later(STOPS_S, self.world.checks.left, self)
 
     def _leave_now(self) -> None:
         assert self._router is not None

@@ -47,6 +47,7 @@ class Node:
         self.process: Process | None = None
         self.started = 0
         self.ready = False
+        self.resumed_s = 0.0
 
     @property
     def alive(self) -> bool:
@@ -109,6 +110,7 @@ class Node:
         """SIGCONT."""
         if self.process is not None and self.process.paused:
             self.world.history.note(self.process, "goes on")
+            self.resumed_s = self.world.loop.time()
             self.world.loop.resume(self.process)
 
 

@@ -92,7 +92,7 @@ class Plan:
     slow_read_s: float = 0.0
     flips: float = 0.0
     lost_completions: float = 0.0
-    lease_s: float = 5.0
+    lease_s: float = 20.0
     read_timeout_s: float = 1.5
     session_grace_s: float = 1.0
     checksums: bool = True
@@ -244,7 +244,6 @@ def _names(plan: Plan, *roles: Role) -> list[str]:
 
 
 def _decode_deaths(plan: Plan, random: Random) -> None:
-    plan.lease_s = 20.0
     plan.slow_reads, plan.slow_read_s = random.choice([0.0, 0.3]), 1.0
     _some(plan, random, random.choice(["kill", "unplug"]), _names(plan, Role.DECODE), random.choice([1, 1, 2]), 2.0)
 

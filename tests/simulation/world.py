@@ -26,6 +26,7 @@ from weir.transfer.local import LocalFabric
 
 SETTLE_S = 12.0
 """After the last fault is mended and the last request begun: everything must have ended within this."""
+WATCH_S = 0.25
 CONTROLLER = "controller"
 RUNS_PER_COLLECTION = 10
 _RUNS = itertools.count(1)
@@ -97,6 +98,7 @@ class World:
             self.network.later(client.spec.at_s, client.begin)
         for fault in self.plan.faults:
             self.network.later(fault.at_s, self._strike, fault)
+        self.network.later(WATCH_S, self._watch)
         ends_s = max([fault.at_s + fault.for_s for fault in self.plan.faults], default=0.0)
         begun_s = max(client.spec.at_s for client in self.clients)
         await asyncio.sleep(max(ends_s, begun_s) + 0.001)
@@ -113,7 +115,11 @@ class World:
     def _rest_s(self) -> float:
         """Time for what requests have left behind: graces, leases and reads end by themselves."""
         plan = self.plan
-        return max(plan.session_grace_s + 1.0, plan.read_timeout_s + 1.0, min(plan.lease_s, 5.0) + 0.5)
+        return max(plan.session_grace_s, plan.read_timeout_s) + 1.0
+
+    def _watch(self) -> None:
+        self.checks.while_it_runs()
+        self.network.later(WATCH_S, self._watch)
 
     async def _mend(self) -> None:
         """Everything is there again and as it was planned."""
