@@ -180,8 +180,8 @@ class Placing:
 
 
 def _note_route(entry: Entry, choice: Choice, now_s: float) -> None:
-    """Who was chosen, why, and by which numbers: the load before the request itself counts."""
-    scores: dict[str, float] = {}
+    """Who was chosen, why, and by which numbers: the policy's, and the load before the request itself counts."""
+    scores = dict(choice.scores)
     if choice.prefill is not None:
         scores["prefill_pending_tokens"] = choice.prefill.pending_prefill_tokens
     if choice.decode is not None:

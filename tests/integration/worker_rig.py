@@ -29,6 +29,7 @@ from weir.rpc.v1 import (
     worker_pb2_grpc,
 )
 from weir.services.worker.host import WorkerEdges, WorkerHost
+from weir.telemetry.spans import Tracer
 from weir.transfer.local import LocalFabric, LocalTransfer
 
 PATIENCE_S = 15.0
@@ -89,7 +90,9 @@ def _is_baseline(state: worker_pb2.GetStateResponse) -> bool:
 
 
 @asynccontextmanager
-async def running_worker(bench: Bench, role: Role, worker_id: str, **settings: Any) -> AsyncIterator[RunningWorker]:
+async def running_worker(
+    bench: Bench, role: Role, worker_id: str, *, tracer: Tracer | None = None, **settings: Any
+) -> AsyncIterator[RunningWorker]:
     """A worker with the pool model. Leaves nothing behind, and checks that the step thread did not die."""
     given: dict[str, Any] = {"num_blocks": 128, "session_grace_s": 0.05, "load_report_s": 0.01, "heartbeat_s": 0.2}
     config = WorkerConfig(role=role, worker_id=worker_id, **{**given, **settings})
@@ -98,7 +101,7 @@ async def running_worker(bench: Bench, role: Role, worker_id: str, **settings: A
     key = WorkerKey(worker_id, mint_incarnation(random.SystemRandom().getrandbits))
     transfer = LocalTransfer(bench.fabric, parts.pool, key, parts.fingerprint, clock=clock)
     bus, registry = MemoryBus(bench.events), MemoryRegistry(bench.events, clock)
-    host = WorkerHost(key, config, parts, WorkerEdges(transfer, bus, registry), clock)
+    host = WorkerHost(key, config, parts, WorkerEdges(transfer, bus, registry), clock, tracer=tracer)
     server = RpcServer(name="worker", bind="127.0.0.1:0", reflection=False)
     await server.start(host.register)
     try:
