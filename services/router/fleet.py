@@ -82,15 +82,21 @@ class WorkerView:
         "_tokens_noted",
         "_tpot_limit_ms",
         "breaker",
+        "context_tokens",
+        "free_blocks",
         "group",
         "heard_s",
         "last_used",
         "load",
         "load_s",
+        "pending_prefill_tokens",
         "refuses_decode_until_s",
         "refuses_prefill_until_s",
         "salt",
+        "sequences",
         "speed",
+        "tokens_noted",
+        "total_blocks",
         "version",
     )
 
@@ -122,6 +128,7 @@ class WorkerView:
         self._joining: set[str] = set()
         self._expected_tokens = 0
         self._tpot_limit_ms = _INF
+        self._add_up()
 
     @property
     def info(self) -> WorkerInfo:
@@ -134,6 +141,7 @@ class WorkerView:
             self.speed.publish(info.profile)
         if info != self._info:
             self._info = info
+            self.touch()
             self._changed()
 
     @property
@@ -167,35 +175,6 @@ class WorkerView:
     def usable(self) -> bool:
         """Whether it may be given new work."""
         return self._connected and self._listed and not self._info.draining
-
-    @property
-    def pending_prefill_tokens(self) -> int:
-        """Prompt tokens it has yet to compute: reported, and sent since."""
-        return self.load.pending_prefill_tokens + self.tokens_noted
-
-    @property
-    def tokens_noted(self) -> int:
-        """Prompt tokens sent since it reported: by this router, and as many by each other one it serves.
-
-        The others see what this one sees, and do as it does.
-        """
-        return self._tokens_noted * self.load.routers
-
-    @property
-    def sequences(self) -> int:
-        """Sequences it decodes or will: reported, and sent since (see ``tokens_noted``)."""
-        return self.load.running + self.load.waiting + self._decodes_noted * self.load.routers
-
-    @property
-    def free_blocks(self) -> int:
-        """Blocks that a new sequence could take, as far as known."""
-        free = self.load.free_blocks if self.load.total_blocks else self.info.num_blocks
-        return free - self._blocks_noted
-
-    @property
-    def total_blocks(self) -> int:
-        """Blocks of its pool."""
-        return self.load.total_blocks or self.info.num_blocks
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that ``tokens`` take there."""
@@ -248,8 +227,27 @@ class WorkerView:
     def touch(self) -> None:
         """Its load is another one now."""
         self.version += 1
+        self._add_up()
         if self.group is not None:
             self.group.touch(self)
+
+    def _add_up(self) -> None:
+        """What was reported and what was sent since, by this router and as much by each other one it serves.
+
+        The others see what this one sees, and do as it does.
+        """
+        load, info, routers = self.load, self._info, self.load.routers
+        self.tokens_noted = self._tokens_noted * routers
+        self.pending_prefill_tokens = load.pending_prefill_tokens + self.tokens_noted
+        """Prompt tokens it has yet to compute."""
+        self.sequences = load.running + load.waiting + self._decodes_noted * routers
+        """Sequences it decodes or will."""
+        self.total_blocks = load.total_blocks or info.num_blocks
+        """Blocks of its pool."""
+        self.free_blocks = (load.free_blocks if load.total_blocks else info.num_blocks) - self._blocks_noted
+        """Blocks that a new sequence could take, as far as known."""
+        self.context_tokens = load.used_blocks * info.block_size
+        """Tokens of context there, as reported."""
 
     def rough_load_ms(self) -> float:
         """How busy it is, to find candidates by; their scores decide."""
@@ -262,7 +260,7 @@ class WorkerView:
         wait = 0.0
         if reported:
             wait = max(0.0, self.speed.queue_ms(reported, now_s) - max(0.0, now_s - self.load_s) * 1e3)
-        if self._tokens_noted:
+        if self.tokens_noted:
             wait += self.speed.queue_ms(self.tokens_noted, now_s)
         return wait
 

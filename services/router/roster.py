@@ -16,9 +16,9 @@ from weir.lifecycle import Role
 if TYPE_CHECKING:
     from weir.services.router.fleet import WorkerView
 
-SMALL = 16
+SMALL = 8
 LEAST_BUSY = 3
-DRAWN = 3
+DRAWN = 2
 STALE_SHARE = 4
 """The heap is made anew once it has this many entries per worker."""
 

@@ -26,7 +26,7 @@ from weir.services.router.roster import Group, Roster
 PRESSURE = 0.15
 MAX_USED = 0.98
 NEAR, NEAR_MS = 1.05, 0.05
-HOLDERS = 3
+HOLDERS = 2
 """Workers looked at because they have the beginning of the prompt."""
 CHUNK_TOKENS = 512
 """A prompt is computed in chunks of about this many tokens between decode steps."""
@@ -128,59 +128,51 @@ class SloPolicy:
 
     def _best(self, roster: Roster, demand: Demand, now_s: float) -> tuple[Quote, str] | None:
         """The best quote, and why the prompt is prefilled where it is decoded, or "" when it is not."""
-        split = self._split(roster, demand, now_s)
-        mixed = _pick(self._locals(roster.mixed, roster, demand, now_s)) if roster.mixed.views else None
         best: tuple[Quote, str] | None = None
-        if split is not None:
-            best = (split, "")
-        if mixed is not None and (best is None or _better(mixed, best[0])):
-            best = (mixed, "mixed worker")
-        if roster.decodes.views:
-            local = self._local_on_decode(roster, demand, now_s, best)
-            if local is not None:
-                best = local
-        return best
+        cached_on_decode = 0
+        source = _pick(self._prefills(roster, demand, now_s)) if roster.prefills.views else None
+        if source is not None:
+            decodes = self._decodes(roster, demand, now_s, source.view)
+            cached_on_decode = max([quote.cached for quote in decodes], default=0)
+            best = (_pair(source, _pick(decodes)), "")
+        if roster.mixed.views:
+            mixed = _pick(self._locals(roster.mixed, roster, demand, now_s))
+            if mixed is not None and (best is None or _better(mixed, best[0])):
+                best = (mixed, "mixed worker")
+        if not roster.decodes.views:
+            return best
+        if best is None:
+            return self._alone(roster, demand, now_s)
+        reason = self._local_reason(demand, best[0], cached_on_decode)
+        return best if not reason else self._local_on_decode(roster, demand, now_s, best, reason)
 
-    def _split(self, roster: Roster, demand: Demand, now_s: float) -> Quote | None:
-        """The best prefill worker, priced with the best decode worker for it."""
-        source = _pick(self._prefills(roster, demand, now_s))
-        if source is None:
-            return None
-        decode = _pick(self._decodes(roster, demand, now_s, source.view))
-        if decode is None:
-            return source._replace(score=source.score + NO_DECODE_MS)
-        return source._replace(
-            missed=source.missed + decode.missed, score=source.score + decode.score, tpot_ms=decode.tpot_ms
-        )
-
-    def _local_on_decode(
-        self, roster: Roster, demand: Demand, now_s: float, rival: tuple[Quote, str] | None
-    ) -> tuple[Quote, str] | None:
-        """A decode worker that had better prefill the prompt itself, and why."""
-        if rival is None:
-            if roster.prefills.views and not self._all_refuse(roster, now_s):
-                return None
-            reason = "no prefill worker"
-        elif rival[0].missed or rival[0].wait_ms > max(SATURATED_MS, 2 * rival[0].compute_ms):
-            reason = "prefill saturated"
-        elif demand.prompt_tokens <= self._options.local_tokens or demand.keys is not None:
-            reason = "short prompt"
-        else:
+    def _alone(self, roster: Roster, demand: Demand, now_s: float) -> tuple[Quote, str] | None:
+        """Nobody else prefills: decode workers do, unless prefill workers are there and only busy."""
+        gone = not roster.prefills.views
+        if not gone and any(view.refuses_prefill_until_s <= now_s for view in roster.prefills.views):
             return None
         best = _pick(self._locals(roster.decodes, roster, demand, now_s))
-        if best is None or (rival is None and not roster.prefills.views):
-            return None if best is None else (best, reason)
-        if not _has_slack(best, demand, now_s) or (rival is not None and not _much_better(best, rival[0])):
+        if best is None or not (gone or _has_slack(best, demand, now_s)):
             return None
-        if reason == "short prompt":
-            left = demand.prompt_tokens - best.cached
-            if left > self._options.local_tokens:
-                return None
-            reason = "cached prompt" if best.cached else reason
-        return best, reason
+        return best, "no prefill worker" if gone else "prefill saturated"
 
-    def _all_refuse(self, roster: Roster, now_s: float) -> bool:
-        return all(view.refuses_prefill_until_s > now_s for view in roster.prefills.views)
+    def _local_reason(self, demand: Demand, rival: Quote, cached: int) -> str:
+        """Why a decode worker might do it better than ``rival``; "" when there is no reason to look."""
+        if demand.prompt_tokens - cached <= self._options.local_tokens:
+            return "cached prompt" if cached else "short prompt"
+        if rival.missed or rival.wait_ms > max(SATURATED_MS, 2 * rival.compute_ms):
+            return "prefill saturated"
+        return ""
+
+    def _local_on_decode(
+        self, roster: Roster, demand: Demand, now_s: float, rival: tuple[Quote, str], reason: str
+    ) -> tuple[Quote, str]:
+        """``rival``, or a decode worker that is predicted to be much better and has the slack."""
+        quotes = self._locals(roster.decodes, roster, demand, now_s)
+        if reason != "prefill saturated":
+            quotes = [one for one in quotes if demand.prompt_tokens - one.cached <= self._options.local_tokens]
+        best = _pick([quote for quote in quotes if _has_slack(quote, demand, now_s)])
+        return rival if best is None or not _much_better(best, rival[0]) else (best, reason)
 
     # quotes
 
@@ -202,16 +194,17 @@ class SloPolicy:
         return quotes
 
     def _decodes(self, roster: Roster, demand: Demand, now_s: float, source: WorkerView) -> list[Quote]:
-        fingerprint, name = source.info.fingerprint, source.info.key.worker_id
+        wanted, name = source.info.fingerprint, source.info.key.worker_id
         quotes = []
         for view in self._candidates(roster.decodes, roster, demand, now_s):
-            if view.info.fingerprint != fingerprint or not has_room(view, demand, now_s):
+            info = view.info
+            if info.fingerprint != wanted or not has_room(view, demand, now_s):
                 continue
             cached = self._cached(view, demand)
-            num_bytes = (demand.prompt_tokens - cached) * view.info.kv_bytes_per_token
+            num_bytes = (demand.prompt_tokens - cached) * info.kv_bytes_per_token
             read = view.speed.read_ms(num_bytes, name, now_s)
             step = _step_ms(view, demand, now_s)
-            missed = 1 if step > min(demand.slo_tpot_ms, view.tpot_limit_ms) else 0
+            missed = 1 if step > demand.slo_tpot_ms or step > view.tpot_limit_ms else 0
             score = step * (1.0 + PRESSURE * _pressure(view, demand)) + read
             quotes.append(Quote(missed, score, view, cached, 0.0, step, 0.0, read))
         return quotes
@@ -241,8 +234,9 @@ class SloPolicy:
         """Tokens of the prompt that ``view`` is thought to have."""
         if demand.keys is None:
             return 0
-        size = view.info.block_size
-        return size * self._prefixes.depth(view.key, demand.keys.hashes(view.info.fingerprint, size))
+        info = view.info
+        size = info.block_size
+        return size * self._prefixes.depth(info.key, demand.keys.hashes(info.fingerprint, size))
 
     def _candidates(self, group: Group, roster: Roster, demand: Demand, now_s: float) -> Sequence[WorkerView]:
         """Workers to be looked at: least busy, some drawn, those with the prefix; all but broken and silent ones.
@@ -280,7 +274,7 @@ class SloPolicy:
         running = view.load.running
         if not running:
             return True
-        speed, context = view.speed, view.load.used_blocks * view.info.block_size
+        speed, context = view.speed, view.context_tokens
         now = speed.step_ms(running, context, now_s)
         return speed.step_ms(running + joining + 1, context, now_s) <= (1.0 + JOIN_STRETCH) * now
 
@@ -296,8 +290,7 @@ def _waited_ms(demand: Demand, now_s: float) -> float:
 
 def _step_ms(view: WorkerView, demand: Demand, now_s: float) -> float:
     """A step there with this sequence, halfway through its answer."""
-    size = view.info.block_size
-    context = view.load.used_blocks * size + demand.prompt_tokens + (demand.expected_tokens or UNKNOWN_OUTPUT) / 2
+    context = view.context_tokens + demand.prompt_tokens + (demand.expected_tokens or UNKNOWN_OUTPUT) / 2
     return view.speed.step_ms(view.sequences + 1, context, now_s)
 
 
@@ -343,6 +336,14 @@ def _scores(quote: Quote) -> dict[str, float]:
         "cached_tokens": float(quote.cached),
         "missed_slos": float(quote.missed),
     }
+
+
+def _pair(source: Quote, decode: Quote | None) -> Quote:
+    """A prefill worker, priced with the best decode worker for it."""
+    if decode is None:
+        return source._replace(score=source.score + NO_DECODE_MS)
+    missed, score = source.missed + decode.missed, source.score + decode.score
+    return source._replace(missed=missed, score=score, tpot_ms=decode.tpot_ms)
 
 
 def _better(one: Quote, other: Quote) -> bool:
