@@ -26,6 +26,7 @@ from weir.services.controller.loop import BalanceLoop
 from weir.services.controller.servicer import SERVICE_NAME, ControllerServicer
 from weir.services.controller.workers import GrpcWorkers
 from weir.telemetry.metrics import ControllerMetrics, MetricsServer
+from weir.telemetry.spans import SpanCollector, Tracer, make_tracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,10 @@ async def run(
     limits_of(config)
     profile_of(config)
     identity = config.controller_id or f"controller-{secrets.randbits(24):06x}"
+    tracer = make_tracer(settings.telemetry, "controller", identity, SystemClock(), secrets.randbits)
     link = await NatsLink.connect(settings.nats, name=identity)
     try:
-        parts = await _compose(settings, identity, link)
+        parts = await _compose(settings, identity, link, tracer)
     except BaseException:
         await link.close()
         raise
@@ -99,6 +101,7 @@ class _Parts:
     link: NatsLink
     registry: NatsRegistry
     servicer: ControllerServicer
+    tracer: Tracer
     bus: NatsBus | None = None
     balance: BalanceLoop | None = None
     exporter: MetricsServer | None = None
@@ -115,11 +118,12 @@ class _Parts:
             await self.bus.close()
         await self.registry.close()
         await self.link.close()
+        await asyncio.to_thread(self.tracer.shutdown)
         if self.exporter is not None:
             self.exporter.close()
 
 
-async def _compose(settings: ControllerSettings, identity: str, link: NatsLink) -> _Parts:
+async def _compose(settings: ControllerSettings, identity: str, link: NatsLink, tracer: Tracer) -> _Parts:
     config, clock, metrics = settings.controller, SystemClock(), ControllerMetrics()
     registry = await NatsRegistry.open(link, clock)
     servicer = ControllerServicer(
@@ -131,7 +135,8 @@ async def _compose(settings: ControllerSettings, identity: str, link: NatsLink) 
         role_change_timeout_s=config.role_change_timeout_s,
     )
     await registry.watch(_membership_metrics(registry, metrics))
-    parts = _Parts(link, registry, servicer)
+    SpanCollector(tracer).register(metrics.registry)
+    parts = _Parts(link, registry, servicer, tracer)
     if config.mode != "off":
         parts.bus = await NatsBus.open(link)
         parts.balance = servicer.balance = make_loop(
@@ -142,6 +147,7 @@ async def _compose(settings: ControllerSettings, identity: str, link: NatsLink) 
             clock=clock,
             changes=servicer.changes,
             metrics=metrics,
+            tracer=tracer,
         )
         await parts.balance.open()
     if settings.telemetry.metrics_bind:

@@ -24,7 +24,9 @@ from weir.services.controller.roles import RoleChanges
 from weir.services.controller.senses import Senses
 from weir.services.controller.speed import SpeedBook
 from weir.services.controller.telling import DecisionLog
+from weir.services.controller.traces import TracedActuator
 from weir.telemetry.metrics import ControllerMetrics
+from weir.telemetry.spans import Tracer
 
 MB = 1e6
 
@@ -70,6 +72,7 @@ def make_loop(
     clock: Clock,
     changes: RoleChanges,
     metrics: ControllerMetrics,
+    tracer: Tracer | None = None,
 ) -> BalanceLoop:
     """A loop that is ready to ``open``. Raises what ``limits_of``, ``profile_of`` and the Kubernetes client raise."""
     numbers = SequenceCounter()
@@ -89,13 +92,16 @@ def make_loop(
     elif config.actuator == "kubernetes":
         api = KubernetesApi.in_cluster(config.kubernetes_namespace)
         scale = KubernetesScale(api, config.kubernetes_prefix, max_workers=config.max_workers)
+    actuator: Actuator = Actuators(Flips(changes, drain_ms=config.drain_ms), scale)
+    if tracer is not None and tracer.enabled:
+        actuator = TracedActuator(actuator, tracer, clock)
     return BalanceLoop(
         BalanceController(limits_of(config)),
         senses,
         registry=registry,
         bus=bus,
         clock=clock,
-        actuator=Actuators(Flips(changes, drain_ms=config.drain_ms), scale),
+        actuator=actuator,
         decisions=DecisionLog(config.max_decisions_kept),
         metrics=metrics,
         origin=origin,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,9 @@ from weir.rpc.convert import role_from_pb, role_to_pb
 from weir.rpc.limits import RpcLimits
 from weir.rpc.status import from_rpc_error
 from weir.rpc.v1 import worker_pb2, worker_pb2_grpc
+
+current_traceparent: contextvars.ContextVar[str] = contextvars.ContextVar("current_traceparent", default="")
+"""The trace that what is asked of workers belongs to; empty is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +51,12 @@ class GrpcWorkers:
         request = worker_pb2.SetRoleRequest(
             role=role_to_pb(role), expected_epoch=expected_epoch, drain_timeout_ms=drain_timeout_ms
         )
+        trace = current_traceparent.get()
+        metadata = (("traceparent", trace),) if trace else ()
         async with channel(address, limits=self._limits) as opened:
             try:
-                answer = await worker_pb2_grpc.WorkerServiceStub(opened).SetRole(request, timeout=timeout_s)
+                stub = worker_pb2_grpc.WorkerServiceStub(opened)
+                answer = await stub.SetRole(request, timeout=timeout_s, metadata=metadata)
             except grpc.RpcError as error:
                 raise from_rpc_error(error) from None
         return RoleAnswer(role_from_pb(answer.role), answer.role_epoch, answer.took_ms)

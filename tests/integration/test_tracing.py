@@ -20,16 +20,24 @@ from tests.integration.otlp_receiver import Received, collecting
 from tests.integration.worker_rig import Bench, RunningWorker, eventually, running_worker
 from tests.unit.models.text_models import byte_level_folder
 from tests.unit.worker.pool_model import continuation
+from weir.balance.decision import Action, Decision, Flip
 from weir.client.aio import AsyncClient
 from weir.client.types import Accepted, Delta, Event, Final
 from weir.clock import SystemClock
 from weir.config import LimitsConfig, NatsConfig, RouterConfig, TelemetryConfig
-from weir.errors import NotFound, RequestCancelled
+from weir.errors import FailedPrecondition, NotFound, RequestCancelled
 from weir.events.memory import MemoryBus, MemoryRegistry
 from weir.lifecycle import RequestState, Role
+from weir.rpc.limits import RpcLimits
 from weir.rpc.server import RpcServer
+from weir.services.controller.actuators import Flips
+from weir.services.controller.ledger import RoleLedger
+from weir.services.controller.roles import RoleChanges
+from weir.services.controller.traces import TracedActuator
+from weir.services.controller.workers import GrpcWorkers
 from weir.services.router.app import RouterApp, RouterSettings
 from weir.services.router.entry import Entry
+from weir.telemetry.metrics import ControllerMetrics
 from weir.telemetry.spans import Tracer, make_tracer
 
 MODEL = "pool-model"
@@ -342,15 +350,34 @@ async def test_a_dead_collector_costs_spans_and_nothing_else(folder: Path) -> No
     assert b"weir_trace_spans_total" in rig.app.metrics.render()
 
 
-async def test_a_role_flip_is_a_span(folder: Path) -> None:
-    from weir.rpc.v1 import common_pb2, worker_pb2
-
+async def test_a_decision_and_its_role_flips_are_one_trace(folder: Path) -> None:
     with collecting() as collector:
         async with rigged(folder, otlp_endpoint=collector.address, trace_ratio=0.0) as rig:
             async with rig.worker(Role.MIXED, "m1") as worker:
-                request = worker_pb2.SetRoleRequest(role=common_pb2.ROLE_DECODE, expected_epoch=worker.host.gate.epoch)
-                await worker.admin.SetRole(request, metadata=(("traceparent", SAMPLED),))
+                bits = random.SystemRandom().getrandbits
+                tracer = make_tracer(rig.telemetry, "controller", "c1", rig.clock, bits)
+                rig.tracers.append(tracer)
+                registry = MemoryRegistry(rig.bench.events, rig.clock)
+                await registry.watch(lambda change: None)
+                await eventually(lambda: "m1" in registry.snapshot())
+                workers = GrpcWorkers(RpcLimits())
+                changes = RoleChanges(registry, RoleLedger(5), workers, rig.clock, ControllerMetrics(), 5.0)
+                actuator = TracedActuator(Flips(changes, drain_ms=0.0), tracer, rig.clock)
+                epoch = worker.host.gate.epoch
+                flip = Flip("m1", Role.DECODE, epoch)
+                await actuator.carry_out(Decision(3, Action.FLIP, 0.0, "more decode", flips=(flip,)))
+                with pytest.raises(FailedPrecondition):
+                    await actuator.carry_out(Decision(4, Action.FLIP, 0.0, "stale", flips=(flip,)))
+                await registry.close()
             await rig.flush()
-    (flip,) = collector.spans
-    assert (flip.name, flip.parent_id, flip.error) == ("role_flip", SAMPLED.split("-")[2], "")
-    assert (flip.attributes["weir.role.from"], flip.attributes["weir.role.to"]) == ("mixed", "decode")
+            await asyncio.to_thread(tracer.shutdown)
+    spans = sorted(collector.spans, key=lambda span: (span.name, span.start_ns))
+    assert [s.name for s in spans] == ["decision", "decision", "role_flip"]
+    decided, refused, flipped = spans
+    assert (decided.service, decided.parent_id, decided.error) == ("weir-controller", "", "")
+    assert decided.attributes["weir.decision.reason"] == "more decode"
+    assert (flipped.trace_id, flipped.parent_id, flipped.error) == (decided.trace_id, decided.span_id, "")
+    assert (flipped.attributes["weir.role.from"], flipped.attributes["weir.role.to"]) == ("mixed", "decode")
+    assert flipped.attributes["weir.role.epoch"] == epoch + 1
+    assert refused.trace_id != decided.trace_id
+    assert "epoch" in refused.error
