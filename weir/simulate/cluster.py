@@ -76,6 +76,7 @@ class Cluster:
         self._sequence = 0
         self._made = 0
         self._soon = False
+        self._most_tokens = 0
         self._arrivals: Iterator[Arrival] = iter(())
 
     # members
@@ -104,6 +105,8 @@ class Cluster:
         self.views[worker] = view
         self._by_key[info.key] = worker
         self._serving = None
+        if model.kv_tokens:
+            self._most_tokens = min(self._most_tokens or model.kv_tokens, model.kv_tokens)
         self._report(worker)
         self._dispatch()
         return worker
@@ -164,6 +167,9 @@ class Cluster:
         metrics.arrived += 1
         self.live += 1
         request = Request(str(metrics.arrived), arrival.at_s, arrival.prompt, arrival.output, arrival.cached)
+        if self._most_tokens and arrival.prompt + arrival.output > self._most_tokens:
+            self._reject(request)
+            return
         request.demand = Demand(arrival.prompt, arrival.output)
         self._watcher.arrived(self.events.now_s, arrival.prompt)
         if self._waiting or not self._place(request):
@@ -180,6 +186,13 @@ class Cluster:
         self.live -= 1
         self.metrics.rejected += 1
         self._watcher.refused(self.events.now_s)
+
+    def check_integrity(self) -> None:
+        """When no request is left, no worker holds anything of one."""
+        assert self.live == 0, self.live
+        assert not self._waiting and not self._unbound
+        for worker in self.workers.values():
+            worker.check_integrity()
 
     # placing
 
@@ -330,8 +343,6 @@ class Cluster:
             if not request.ready:
                 request.target = None
                 return
-        if target is not None and target is not worker:
-            target.unreserve(request)
         self.metrics.retried += 1
         self._forget(request)
         if request.attempt > self.options.retries:
@@ -342,6 +353,8 @@ class Cluster:
     def _forget(self, request: Request) -> None:
         """No worker has it any more."""
         self._unbound.pop(request, None)
+        if request.target is not None:
+            request.target.unreserve(request)
         for worker in (request.source, request.target):
             if worker is not None and worker in self.views:
                 self.views[worker].settle(request.name)

@@ -112,6 +112,8 @@ def run(scenario: Scenario, on_finished: Callable[[int], None] | None = None) ->
     end_s = scenario.seconds + max(scenario.idle_s, DRAIN_S)
     _run_until_done(events, cluster, scenario.seconds + scenario.idle_s, end_s)
     everybody |= cluster.workers
+    if not cluster.live:
+        cluster.check_integrity()
     return Result(
         summary=metrics.summary(scenario.seconds),
         metrics=metrics,

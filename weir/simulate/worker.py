@@ -135,6 +135,13 @@ class Worker:
         """Nothing runs, waits or is expected; stock may be left."""
         return not (self.prompts or self._batch or self._joining or self.reserved or self._work)
 
+    def check_integrity(self) -> None:
+        """A worker without work holds no memory and owes no tokens."""
+        assert self.empty, self.worker_id
+        assert not self.stock, self.worker_id
+        held = (self.kept_tokens, self._context, self.prompt_tokens)
+        assert held == (0, 0, 0), (self.worker_id, held)
+
     # work comes and goes
 
     def add_prompt(self, request: Request) -> None:
