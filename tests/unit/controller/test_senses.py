@@ -112,6 +112,29 @@ def test_a_profile_speaks_instead() -> None:
     assert speed.source == "profile of cpu"
 
 
+def test_published_profiles_come_before_reports_and_rough_ones_after() -> None:
+    def published(rough: bool, base: float = 0.02, **fields: Any) -> events_pb2.WorkerRecord:
+        profile = events_pb2.WorkerProfile(
+            prefill_s=[0.01, 0.001, 0.0], step_s=[base, 0.001, 1e-6], rough=rough, device="cpu"
+        )
+        return record("b", profile=profile, **fields)
+
+    book = SpeedBook()
+    rough = book.speed([record("a"), published(True)], 100.0)
+    assert rough is not None
+    assert rough.source == "a worker's rough profile"
+    assert rough.prefill_tokens_per_s == pytest.approx(100 / 0.11)
+    book.note("a", 2, 50.0, 700.0)
+    seen = book.speed([published(True)], 100.0)
+    assert seen is not None
+    assert (seen.prefill_tokens_per_s, seen.step_base_s) == (700.0, 0.05)
+    stored = book.speed([published(False)], 100.0)
+    assert stored is not None
+    assert (stored.source, stored.step_base_s, stored.step_per_token_s) == ("published profile of cpu", 0.02, 1e-6)
+    corrupt = SpeedBook().speed([published(False, base=float("nan"))], 100.0)
+    assert corrupt is None
+
+
 def test_measured_flips_are_tau() -> None:
     senses = Senses(SpeedBook(), window_s=10)
     assert senses.observe({}, False, 0.0).flip_s == 0.0
