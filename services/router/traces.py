@@ -31,9 +31,9 @@ STAGES = ("admit", "queue", "prefill", "first_token", "second_token", "decode")
 PROVIDER = "weir"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestTrace:
-    """Where a request stands in a trace, from its receipt on. ``operation`` in GenAI's words."""
+    """Where a request stands in a trace, from its receipt on. ``operation`` in GenAI's words. Not modified."""
 
     span: OpenSpan
     operation: str
@@ -42,9 +42,9 @@ class RequestTrace:
     tenant: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TraceRecord:
-    """A request that has ended. ``end.usage`` and ``end.timings`` are what the client was told."""
+    """A request that has ended. ``end.usage`` and ``end.timings`` are what the client was told. Not modified."""
 
     trace: RequestTrace
     accepted: Accepted

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import Decision, Sampler, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from prometheus_client import CollectorRegistry
@@ -29,7 +30,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from weir.clock import Clock
 from weir.config.sections import TelemetryConfig
 from weir.errors import InvalidArgument
-from weir.telemetry.tracing import TraceContext, format_traceparent, new_trace, parse_traceparent
+from weir.telemetry.tracing import TraceContext, format_traceparent, parse_traceparent
 
 _log = logging.getLogger(__name__)
 
@@ -153,9 +154,9 @@ class Tracer:
         max_queued_spans: int = MAX_QUEUED_SPANS,
     ) -> None:
         self._clock = clock
-        self._random_bits = random_bits
-        self._sampler: Sampler = TraceIdRatioBased(ratio)
-        self._ratio = ratio
+        # Ids have to differ, not to be secret: one draw from the given source, not a system call a span.
+        self._id_bits = random.Random(random_bits(128)).getrandbits
+        self._bound = TraceIdRatioBased.get_bound_for_rate(ratio)
         self._resource = Resource({"service.name": f"weir-{service}", "service.instance.id": instance or service})
         self._max_queued = max_queued_spans
         self._given = 0
@@ -192,11 +193,10 @@ class Tracer:
         """
         parent = parse_traceparent(traceparent) if traceparent else None
         if parent is not None:
-            return OpenSpan(parent.child(self._random_bits), parent.span_id)
-        context = new_trace(self._random_bits, sampled=False)
-        if self._processor is not None and (always or self._chosen(context)):
-            context = replace(context, sampled=True)
-        return OpenSpan(context, "")
+            return OpenSpan(parent.child(self._id_bits), parent.span_id)
+        trace_id, span_id = self._id_bits(128) or 1, self._id_bits(64) or 1
+        chosen = always or trace_id & TraceIdRatioBased.TRACE_ID_LIMIT < self._bound
+        return OpenSpan(TraceContext(f"{trace_id:032x}", f"{span_id:016x}", chosen and self.enabled), "")
 
     def child_of(self, traceparent: str) -> OpenSpan | None:
         """A new span in the caller's trace; None when there is nothing to record."""
@@ -205,12 +205,7 @@ class Tracer:
         parent = parse_traceparent(traceparent)
         if parent is None or not parent.sampled:
             return None
-        return OpenSpan(parent.child(self._random_bits), parent.span_id)
-
-    def _chosen(self, context: TraceContext) -> bool:
-        if self._ratio <= 0.0:
-            return False
-        return self._sampler.should_sample(None, int(context.trace_id, 16), "").decision is Decision.RECORD_AND_SAMPLE
+        return OpenSpan(parent.child(self._id_bits), parent.span_id)
 
     # -- recording --------------------------------------------------------------------------------------
 
@@ -237,7 +232,7 @@ class Tracer:
         contexts = [_context(trace_id, int(opened.context.span_id, 16))]
         outer = _context(trace_id, int(opened.parent_id, 16), remote=True) if opened.parent_id else None
         for _ in spans[1:]:
-            contexts.append(_context(trace_id, self._random_bits(64) or 1))
+            contexts.append(_context(trace_id, self._id_bits(64) or 1))
         for context, (parent, span) in zip(contexts, spans, strict=True):
             yield ReadableSpan(
                 name=span.name,
