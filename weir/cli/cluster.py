@@ -13,12 +13,14 @@ from typing import Any, Self
 
 from weir.cli.process import ChildProcess
 from weir.client import AsyncClient
-from weir.errors import Unavailable
+from weir.errors import NotFound, Unavailable
 from weir.events.nats_server import EmbeddedNats
 from weir.lifecycle import Role
 
 READY_TIMEOUT_S = 120.0
 STOP_GRACE_S = 10.0
+DRAIN_GRACE_S = 40.0
+WATCH_S = 1.0
 CONNECT_POLL_S = 0.05
 
 
@@ -39,6 +41,7 @@ class ClusterSpec:
     routers: int = 1
     worker_flags: tuple[str, ...] = ()
     router_flags: tuple[str, ...] = ()
+    controller_flags: tuple[str, ...] = ()
     device: str = "cpu"
     chat_template: str = ""
 
@@ -65,6 +68,7 @@ class Cluster:
     http_address: str = ""
     controller_address: str = ""
     worker_addresses: dict[str, str] = field(default_factory=dict)
+    _added: int = 0
 
     async def __aenter__(self) -> Self:
         try:
@@ -98,7 +102,7 @@ class Cluster:
 
     async def _start_controller(self) -> None:
         argv = [sys.executable, "-m", "weir.services.controller", "--nats", self.nats_url]
-        argv += ["--bind", f"{self.spec.host}:0"]
+        argv += ["--bind", f"{self.spec.host}:0", *self.spec.controller_flags]
         self.controller = await ChildProcess.start("controller", argv, self._log("controller"))
         words = await self.controller.wait_ready(READY_TIMEOUT_S)
         self.controller_address = words[-1]
@@ -142,6 +146,33 @@ class Cluster:
         self.say(f"{role.value:<13} {address}   {worker_id}, pid {worker.pid}")
         return worker
 
+    def worker_count(self) -> int:
+        """Worker processes now, starting ones too."""
+        return len(self.workers)
+
+    async def add_worker(self, role: Role) -> str:
+        """Start one more worker, and wait until it is ready; its id. Raises Unavailable, and leaves nothing then."""
+        self._added += 1
+        before = set(self.worker_addresses)
+        try:
+            await self.start_worker(role, len(self.spec.roles()) + self._added - 1)
+        except BaseException:
+            for worker in [one for one in self.workers if not one.ready]:
+                self.workers.remove(worker)
+                await worker.stop(STOP_GRACE_S)
+            raise
+        return (set(self.worker_addresses) - before).pop()
+
+    async def stop_worker(self, worker_id: str) -> None:
+        """Let a worker drain and end. Raises NotFound."""
+        for worker in self.workers:
+            if worker.ready[1:2] == [worker_id]:
+                self.workers.remove(worker)
+                self.worker_addresses.pop(worker_id, None)
+                await worker.stop(DRAIN_GRACE_S)
+                return
+        raise NotFound("worker", worker_id, ", ".join(self.worker_addresses))
+
     async def restart_worker(self, ended: ChildProcess) -> ChildProcess:
         """Start a worker that has ended again, at its address and under its id: a new incarnation of it."""
         assert ended.exit_code is not None, f"{ended.name} runs"
@@ -183,11 +214,17 @@ class Cluster:
         return [*head, *self.routers, *self.workers]
 
     async def wait_any_exit(self) -> ChildProcess:
-        """The first child that ends by itself."""
-        waiting = {asyncio.create_task(p.wait()): p for p in self.processes()}
+        """The first child that ends by itself. Workers that come and go by request are followed."""
+        waiting: dict[asyncio.Task[int], ChildProcess] = {}
         try:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            return waiting[done.pop()]
+            while True:
+                watched = set(waiting.values())
+                waiting |= {asyncio.create_task(p.wait()): p for p in self.processes() if p not in watched}
+                done, _ = await asyncio.wait(waiting, timeout=WATCH_S, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    ended = waiting.pop(task)
+                    if ended in self.processes():
+                        return ended
         finally:
             for task in waiting:
                 task.cancel()

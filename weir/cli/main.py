@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from weir import __version__
-from weir.cli import bench_commands, simulate
+from weir.cli import balance_commands, bench_commands, simulate
 from weir.cli.paths import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from weir.errors import InvalidArgument, WeirError
 
@@ -76,12 +76,18 @@ def up(
     chat_template: Annotated[
         str | None, typer.Option(help="File or 'chatml'; default: the model's own, chatml for the demo model")
     ] = None,
+    controller: Annotated[str, typer.Option(help="Balance of the pools: off, advise or auto")] = "off",
+    max_workers: Annotated[int, typer.Option(min=0, max=64, help="auto may start up to so many; 0: roles only")] = 0,
+    controller_flag: Annotated[
+        list[str] | None,
+        typer.Option(help="Further flag of the controller, such as --slo-tpot-ms=150; may be repeated"),
+    ] = None,
 ) -> None:
     """Start a local cluster and show its state until Ctrl-C."""
     from weir.cli.cluster import ClusterSpec
     from weir.cli.demo import DEMO_CHAT_TEMPLATE, DEMO_MODEL_NAME
     from weir.cli.paths import cache_root, model_dir
-    from weir.cli.up import run_up
+    from weir.cli.up import controller_flags, run_up
 
     if mixed == 0 and (prefill == 0 or decode == 0):
         if prefill:
@@ -105,8 +111,9 @@ def up(
         http_port=http,
         device=device,
         chat_template=template,
+        controller_flags=controller_flags(controller, prefill + decode + mixed, max_workers, controller_flag or ()),
     )
-    run(run_up(console, spec))
+    run(run_up(console, spec, max_workers if controller == "auto" else 0))
 
 
 @app.command(epilog="Example: weir generate 'Once upon a time' --max-tokens 40 --temperature 0")
@@ -261,6 +268,7 @@ def bench_handover(
 
 
 bench_commands.register(bench)
+balance_commands.register(app, bench)
 simulate.register(app)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -10,13 +12,18 @@ from rich.live import Live
 from rich.table import Table
 
 from weir.cli.cluster import Cluster, ClusterSpec
+from weir.cli.supervisor import Supervisor
 from weir.client import AsyncClient
 from weir.clock import SystemClock
-from weir.errors import Unavailable, WeirError
+from weir.config import NatsConfig
+from weir.errors import InvalidArgument, Unavailable, WeirError
+from weir.events.nats_bus import NatsBus
+from weir.events.nats_link import NatsLink
 from weir.rpc.v1 import common_pb2, router_pb2
 
 REFRESH_S = 1.0
 PLAIN_REFRESH_S = 10.0
+MODES = ("off", "advise", "auto")
 ROLE_WORDS = {
     common_pb2.ROLE_PREFILL: "prefill",
     common_pb2.ROLE_DECODE: "decode",
@@ -75,18 +82,54 @@ def plain_line(answer: router_pb2.ListWorkersResponse) -> str:
     return " | ".join(parts)
 
 
-async def run_up(console: Console, spec: ClusterSpec) -> None:
-    """Start the cluster and show it until cancelled or until one of its processes ends by itself."""
+def controller_flags(mode: str, workers: int, max_workers: int, further: Sequence[str]) -> tuple[str, ...]:
+    """Flags of the controller's process. Raises InvalidArgument for an unknown mode or a budget below ``workers``."""
+    if mode not in MODES:
+        raise InvalidArgument("--controller", mode, f"must be one of {', '.join(MODES)}")
+    if max_workers and max_workers < workers:
+        raise InvalidArgument("--max-workers", max_workers, f"at least the {workers} workers that are started")
+    if mode == "off":
+        return tuple(further)
+    scaling = ("--actuator", "local", "--max-workers", str(max_workers)) if max_workers else ()
+    return ("--mode", mode, *scaling, *further)
+
+
+@asynccontextmanager
+async def supervised(cluster: Cluster, max_workers: int, say: Callable[[str], None]) -> AsyncIterator[None]:
+    """While inside, the controller may start and stop workers, up to ``max_workers``; 0: it may not."""
+    if not max_workers:
+        yield
+        return
+    link = await NatsLink.connect(NatsConfig(url=cluster.nats_url), name="supervisor")
+    bus = await NatsBus.open(link)
+    supervisor = Supervisor(cluster, bus, SystemClock(), max_workers=max_workers, say=say)
+    await supervisor.open()
+    try:
+        yield
+    finally:
+        await supervisor.close()
+        await bus.close()
+        await link.close()
+
+
+async def run_up(console: Console, spec: ClusterSpec, max_workers: int = 0) -> None:
+    """Start the cluster and show it until cancelled or until one of its processes ends by itself.
+
+    ``max_workers``: up to so many may the controller start; 0: it starts and stops none.
+    """
     console.rule("starting", align="left", style="grey50")
     async with Cluster(spec, say=lambda line: console.print(line, highlight=False)) as cluster:
         console.print(f"\nready: model [bold]{spec.model_name}[/]; stop with Ctrl-C")
         console.print(f"  weir chat --router {cluster.router_address}", highlight=False)
         if cluster.http_address:
             console.print(f"  OpenAI API at http://{cluster.http_address}/v1\n", highlight=False)
+        if spec.controller_flags:
+            console.print(f"  weir decisions --controller {cluster.controller_address}\n", highlight=False)
         show = asyncio.create_task(_show(console, cluster), name="live-state")
         ended = asyncio.create_task(cluster.wait_any_exit(), name="watch-processes")
         try:
-            await asyncio.wait({show, ended}, return_when=asyncio.FIRST_COMPLETED)
+            async with supervised(cluster, max_workers, lambda line: console.print(line, highlight=False)):
+                await asyncio.wait({show, ended}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (show, ended):
                 task.cancel()
