@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import random
 import secrets
@@ -22,7 +23,7 @@ from weir.events.nats_bus import NatsBus
 from weir.events.nats_link import NatsLink
 from weir.events.nats_registry import NatsRegistry
 from weir.events.registry import Registry
-from weir.ids import RequestIdMint, mint_incarnation
+from weir.ids import RequestIdMint, WorkerKey, mint_incarnation
 from weir.rpc.channel import channel
 from weir.rpc.limits import RpcLimits
 from weir.rpc.server import RpcServer, serve
@@ -33,15 +34,17 @@ from weir.services.router.events import LifecyclePublisher
 from weir.services.router.facts import BookLimits
 from weir.services.router.fleet import Fleet
 from weir.services.router.http_door import HttpDoor, HttpLimits
-from weir.services.router.intake import Intake
+from weir.services.router.intake import Intake, IntakeLimits
 from weir.services.router.links import Links
 from weir.services.router.meters import Meters
 from weir.services.router.models import ModelLoader
-from weir.services.router.policy import LeastLoaded
+from weir.services.router.policy import LeastLoaded, Policy
+from weir.services.router.prefixes import PrefixMap
 from weir.services.router.retry import RetryBudget
 from weir.services.router.router import Router, RouterParts
 from weir.services.router.servicer import SERVICE_NAME, RouterServicer
 from weir.services.router.sessions import OpenChannel
+from weir.services.router.slo_policy import SloOptions, SloPolicy
 from weir.services.router.traces import RequestTraces
 from weir.services.router.view import FleetView
 from weir.telemetry.metrics import CONTENT_TYPE, MetricsServer, RouterMetrics
@@ -101,7 +104,8 @@ class RouterApp:
         incarnation = mint_incarnation(random_bits)
         jitter = random.Random(random_bits(64)).random
         self._executor = ThreadPoolExecutor(TOKENISER_THREADS, thread_name_prefix="tokenise")
-        fleet = Fleet()
+        fleet = Fleet(partial(_salt, router_id))
+        prefixes = PrefixMap(config.prefix_index_blocks)
         catalog = Catalog(fleet.token_limit)
         self._models = ModelLoader(catalog, self._executor, lambda: None)
         self._clock = clock
@@ -114,12 +118,13 @@ class RouterApp:
             RouterParts(
                 clock=clock,
                 fleet=fleet,
-                book=_book(config, fleet, jitter),
+                prefixes=prefixes,
+                book=_book(config, fleet, make_policy(config, prefixes, jitter), jitter),
                 catalog=catalog,
                 intake=Intake(
                     catalog,
                     self._executor,
-                    max_prompt_bytes=config.max_prompt_bytes,
+                    limits=_intake_limits(config),
                     random_bits=random_bits,
                 ),
                 publisher=self.publisher,
@@ -194,7 +199,36 @@ class RouterApp:
             await asyncio.to_thread(self.tracer.shutdown)
 
 
-def _book(config: RouterConfig, fleet: Fleet, jitter: Callable[[], float]) -> RequestBook:
+def make_policy(config: RouterConfig, prefixes: PrefixMap, draw: Callable[[], float]) -> Policy:
+    """The policy that the configuration names; ``draw`` gives numbers in [0, 1)."""
+    if config.policy == "least-loaded":
+        return LeastLoaded()
+    options = SloOptions(
+        queue_ms=config.worker_queue_ms,
+        local_tokens=config.local_prefill_tokens,
+        max_joins=config.decode_joins,
+        late_s=config.heartbeat_late_s,
+    )
+    return SloPolicy(prefixes, options, draw)
+
+
+def _salt(router_id: str, worker: WorkerKey) -> float:
+    """In [0, 1), the same for ever for one pair: how this router settles ties, unlike the others."""
+    name = f"{router_id}/{worker.worker_id}/{worker.incarnation}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=6).digest(), "big") / (1 << 48)
+
+
+def _intake_limits(config: RouterConfig) -> IntakeLimits:
+    return IntakeLimits(
+        max_prompt_bytes=config.max_prompt_bytes,
+        slo_limit_ms=config.slo_limit_ms,
+        slo_ttft_ms=config.slo_ttft_ms,
+        slo_tpot_ms=config.slo_tpot_ms,
+        max_output_tokens=config.max_output_tokens,
+    )
+
+
+def _book(config: RouterConfig, fleet: Fleet, policy: Policy, jitter: Callable[[], float]) -> RequestBook:
     limits = BookLimits(
         max_active=config.max_active_requests,
         max_queued=config.max_queued_requests,
@@ -202,9 +236,11 @@ def _book(config: RouterConfig, fleet: Fleet, jitter: Callable[[], float]) -> Re
         max_attempts=config.max_attempts,
         backoff_first_s=config.retry_backoff_ms / 1e3,
         lease_s=config.lease_s,
+        tenant_max_active=config.tenant_max_active,
+        tenant_max_queued=config.tenant_max_queued,
     )
     budget = RetryBudget(config.retry_budget, config.retry_budget_min)
-    return RequestBook(fleet, LeastLoaded(), limits, budget, jitter)
+    return RequestBook(fleet, policy, limits, budget, jitter)
 
 
 def rpc_limits(limits: LimitsConfig) -> RpcLimits:

@@ -21,6 +21,7 @@ from typing import Any
 from weir.errors import DeadlineExceeded, RequestCancelled, ResourceExhausted, Unavailable, WeirError
 from weir.ids import WorkerKey
 from weir.lifecycle import FinishReason, RequestState
+from weir.services.router.admission import Gate
 from weir.services.router.commands import (
     Admission,
     Command,
@@ -35,6 +36,7 @@ from weir.services.router.facts import BookLimits, EndedNews, FirstTokenNews
 from weir.services.router.fleet import Fleet
 from weir.services.router.journal import READ
 from weir.services.router.ledger import Ledger
+from weir.services.router.lengths import OutputLengths
 from weir.services.router.placing import Placing
 from weir.services.router.policy import Policy
 from weir.services.router.recovery import Recovery
@@ -65,7 +67,11 @@ class RequestBook:
         self._entries = self._ledger.entries
         self._timers = Timers(self._entries)
         self._placing = Placing(self._ledger, self._timers, fleet, policy, limits.lease_s)
-        self._recovery = Recovery(self._ledger, self._placing, self._timers, fleet, limits, budget, random)
+        self._lengths = OutputLengths()
+        self._gate = Gate(fleet, policy)
+        self._recovery = Recovery(
+            self._ledger, self._placing, self._timers, fleet, limits, budget, random, self._lengths
+        )
 
     # what is asked of the book
 
@@ -102,6 +108,11 @@ class RequestBook:
         return self._recovery.retries
 
     @property
+    def decisions(self) -> Counter[str]:
+        """Placements, by reason."""
+        return self._placing.decisions
+
+    @property
     def local_prefills(self) -> Counter[str]:
         """Requests that were not split, by reason."""
         return self._placing.local_prefills
@@ -134,14 +145,15 @@ class RequestBook:
             self._refuse(admission, f"{len(self._entries)} requests are under way or wait", now_s)
         if len(self._entries) - self.waiting >= self._limits.max_active:
             self._refuse(admission, f"{self._limits.max_active} requests are under way", now_s)
-        entry = Entry(admission, now_s, now_s + self._limits.queue_timeout_s)
-        self._entries[admission.request_id] = entry
+        self._check_tenant(admission, now_s)
+        entry = self._admitted(admission, now_s)
+        self._ledger.open(entry)
         self._ledger.enter(entry, RequestState.ADMITTED, now_s)
         self._placing.wait(entry)
         self._placing.run(now_s)
         if entry.waiting and self.waiting > self._limits.max_queued:
             self._placing.leave(entry)
-            del self._entries[admission.request_id]
+            self._ledger.close(entry)
             self._refuse(admission, f"{self.waiting} requests wait for a worker", now_s)
         self._budget.note_request(now_s)
         self._timers.watch(entry, admission.deadline_s)
@@ -150,6 +162,30 @@ class RequestBook:
         error = ResourceExhausted(f"{what}, which is the limit", 1.0)
         self._ledger.reject(admission, error, now_s)
         raise error
+
+    def _check_tenant(self, admission: Admission, now_s: float) -> None:
+        """Raises ResourceExhausted when its tenant has as many requests here as it may have."""
+        tenant, limits = admission.tenant, self._limits
+        active = self._ledger.tenants[tenant]
+        if 0 < limits.tenant_max_active <= active:
+            self._refuse(admission, f"tenant {tenant!r} has {active} requests under way", now_s)
+        queue = self._placing.queue_of(admission.model)
+        queued = queue.of_tenant(tenant) if queue is not None else 0
+        if 0 < limits.tenant_max_queued <= queued:
+            self._refuse(admission, f"tenant {tenant!r} has {queued} requests waiting", now_s)
+
+    def _admitted(self, admission: Admission, now_s: float) -> Entry:
+        """The entry of a request whose SLO can be met; ResourceExhausted when it cannot."""
+        expected = self._lengths.expect(admission.tenant, len(admission.prompt), admission.sampling.max_tokens)
+        patience_s = now_s + self._limits.queue_timeout_s
+        entry = Entry(admission, now_s, patience_s, expected)
+        try:
+            promise = self._gate.check(entry, self._placing.queue_of(admission.model), now_s)
+        except ResourceExhausted as error:
+            self._ledger.reject(admission, error, now_s)
+            raise
+        entry.patience_s = min(patience_s, promise.until_s)
+        return entry
 
     def cancel(self, request_id: str, reason: str, now_s: float) -> bool:
         """The client left or cancelled; whether the request was under way."""
@@ -222,6 +258,7 @@ class RequestBook:
         if not entry.prefill_started:
             self._ledger.prefill_begun(entry)
         self._fleet.settle(worker, request_id)
+        self._learn_prefill(entry, worker, news, now_s)
         entry.first_token = news.message
         entry.prefill_cached_tokens = news.cached_tokens
         if not entry.generated:
@@ -236,6 +273,16 @@ class RequestBook:
             self._end_prefill_if_done(entry)
         else:
             self._recovery.await_decode(entry, now_s)
+
+    def _learn_prefill(self, entry: Entry, worker: WorkerKey, news: FirstTokenNews, now_s: float) -> None:
+        """What the first token says of its worker: its speed only if it computed nothing else meanwhile."""
+        view = self._fleet.get(worker)
+        if view is None:
+            return
+        view.breaker.succeeded()
+        computed = len(entry.admission.prompt) + entry.resumed_tokens - news.cached_tokens
+        if view.pending_prefill_tokens <= computed:
+            view.speed.saw_prefill(news.prefill_ms, computed, news.cached_tokens, now_s)
 
     # facts: from the decode leg
 
@@ -273,10 +320,17 @@ class RequestBook:
         entry.read_done = True
         entry.read_until_s = NEVER_S
         entry.kv_read = timings
+        self._learn_read(entry, worker, timings, now_s)
         entry.journal.note(now_s, READ, attempt, worker=worker.worker_id, timings=timings)
         if entry.prefill is not None:
             self._ledger.release(entry)
         self._end_prefill_if_done(entry)
+
+    def _learn_read(self, entry: Entry, worker: WorkerKey, timings: Any | None, now_s: float) -> None:
+        view = self._fleet.get(worker)
+        busy_ms, num_bytes = getattr(timings, "busy_ms", 0.0), getattr(timings, "bytes", 0)
+        if view is not None:
+            view.speed.saw_read(busy_ms, num_bytes, entry.prefill_name, now_s)
 
     def tokens(
         self,
@@ -309,6 +363,7 @@ class RequestBook:
                 return
             self._begin_decoding(entry, prefill_ms, now_s)
         if finish is not None:
+            self._fleet.succeeded(worker)
             self._ledger.unlink_decode(entry)
         self._emit(entry, sent, tokens, logprobs, finish, now_s, usage)
 
@@ -428,6 +483,11 @@ class RequestBook:
         entry.read_done = True
         entry.read_until_s = NEVER_S
         self._ledger.enter(entry, RequestState.DECODING, now_s)
+        view = self._fleet.get(entry.decode) if entry.decode is not None else None
+        if view is not None:
+            view.joined(entry.request_id)
+            if self._ledger.unbound:
+                self._placing.bind_unbound(now_s)
 
     def _end_prefill_if_done(self, entry: Entry) -> None:
         """Once the KV is proven and the first token is out, P has nothing more for this request."""

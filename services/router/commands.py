@@ -17,7 +17,7 @@ from weir.services.router.timings import Timings
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A checked request on its way into the book. Times on the router's monotonic clock."""
+    """A checked request on its way into the book. Times on the router's monotonic clock; SLOs of 0 are none."""
 
     request_id: str
     model: str
@@ -29,6 +29,8 @@ class Admission:
     tenant_salt: bytes = b""
     priority: int = 0
     traceparent: str = ""
+    slo_ttft_ms: float = 0.0
+    slo_tpot_ms: float = 0.0
 
 
 @dataclass(slots=True)

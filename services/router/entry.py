@@ -9,6 +9,7 @@ from weir.lifecycle import RequestState
 from weir.services.router.commands import Admission
 from weir.services.router.journal import Journal
 from weir.services.router.policy import Demand
+from weir.services.router.prefixes import PromptKeys
 from weir.services.router.timings import Stamps
 
 NEVER_S = float("inf")
@@ -30,11 +31,13 @@ class Entry:
         "cached_tokens",
         "decode",
         "decode_name",
+        "expected_tokens",
         "failures",
         "final_ticket",
         "first_token",
         "generated",
         "journal",
+        "keys",
         "kv_read",
         "last_error",
         "lease_id",
@@ -58,8 +61,11 @@ class Entry:
         "waiting",
     )
 
-    def __init__(self, admission: Admission, now_s: float, patience_s: float) -> None:
+    def __init__(self, admission: Admission, now_s: float, patience_s: float, expected_tokens: int = 0) -> None:
         self.admission = admission
+        self.keys = PromptKeys(admission.prompt, admission.tenant_salt)
+        self.expected_tokens = expected_tokens
+        """Length of the answer by what is known of others; 0 is not known."""
         self.state = RequestState.RECEIVED
         self.stamps = Stamps(received_s=admission.received_s, admitted_s=now_s)
         self.journal = Journal()
@@ -110,11 +116,17 @@ class Entry:
     @property
     def demand(self) -> Demand:
         """What is left to be placed."""
-        done = len(self.generated)
+        done, admission = len(self.generated), self.admission
+        left = admission.sampling.max_tokens - done
         return Demand(
-            prompt_tokens=len(self.admission.prompt) + done,
-            max_tokens=self.admission.sampling.max_tokens - done,
+            prompt_tokens=len(admission.prompt) + done,
+            max_tokens=left,
             avoid=self.avoid,
+            expected_tokens=min(max(self.expected_tokens - done, done // 2, 1), left) if self.expected_tokens else 0,
+            slo_ttft_ms=NEVER_S if done else admission.slo_ttft_ms or NEVER_S,
+            slo_tpot_ms=admission.slo_tpot_ms or NEVER_S,
+            received_s=admission.received_s,
+            keys=self.keys,
         )
 
     @property

@@ -11,7 +11,10 @@ from weir.lifecycle import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class BookLimits:
-    """Bounds. ``orphan_read_s``: how long D's read is waited for once its P is gone."""
+    """Bounds. ``orphan_read_s``: how long D's read is waited for once its P is gone.
+
+    ``tenant_*`` are of each tenant, 0 is no bound of its own.
+    """
 
     max_active: int = 1024
     max_queued: int = 1024
@@ -20,6 +23,8 @@ class BookLimits:
     backoff_first_s: float = 0.02
     lease_s: float = 30.0
     orphan_read_s: float = 2.0
+    tenant_max_active: int = 0
+    tenant_max_queued: int = 0
 
 
 @dataclass(slots=True)

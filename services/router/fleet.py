@@ -16,6 +16,8 @@ from weir.services.router.speed import WorkerSpeed
 REPORT_LAG_S = 0.05
 """A load report may have been made this long before it arrives: work sent later is not yet in it."""
 MAX_NOTED = 4096
+BUSY_TOKENS = 512
+"""With so many pending a worker computes full chunks: the rate that it reports says how fast it is."""
 _INF = float("inf")
 
 
@@ -221,7 +223,7 @@ class WorkerView:
         if load.generated_tokens > before.generated_tokens and load.running and load.decode_step_ms > 0:
             context = load.used_blocks * self._info.block_size
             self.speed.saw_step(load.decode_step_ms, load.running, context, now_s)
-        if load.prefilled_tokens > before.prefilled_tokens:
+        if load.prefilled_tokens > before.prefilled_tokens and before.pending_prefill_tokens >= BUSY_TOKENS:
             self.speed.saw_rate(load.prefill_tokens_per_s, now_s)
 
     def touch(self) -> None:

@@ -65,6 +65,13 @@ class Breaker:
             self._probe_until_s = 0.0
             self.opened += 1
 
+    def eject(self, now_s: float, pause_s: float) -> None:
+        """Leave it alone for a while, whatever it did; then one request tries."""
+        self._pause_s = max(self._pause_s, FIRST_PAUSE_S)
+        self.open_until_s = max(self.open_until_s, now_s + pause_s)
+        self._probe_until_s = 0.0
+        self.opened += 1
+
     def _count(self, failed: float) -> None:
         self._failed = self._failed * DECAY + failed
         self._outcomes = self._outcomes * DECAY + 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -77,6 +78,22 @@ class Checked:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     tenant_salt: bytes
+    slo_ttft_ms: float = 0.0
+    slo_tpot_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeLimits:
+    """Bounds of what may be asked for, and what holds when nothing is asked for; 0 is none.
+
+    ``slo_limit_ms``: largest SLO; ``max_output_tokens``: most tokens that one request may generate.
+    """
+
+    max_prompt_bytes: int
+    slo_limit_ms: float = math.inf
+    slo_ttft_ms: float = 0.0
+    slo_tpot_ms: float = 0.0
+    max_output_tokens: int = 0
 
 
 class Intake:
@@ -87,33 +104,50 @@ class Intake:
         catalog: Catalog,
         executor: Executor,
         *,
-        max_prompt_bytes: int,
+        limits: IntakeLimits,
         random_bits: Callable[[int], int],
     ) -> None:
         self._catalog = catalog
         self._executor = executor
-        self._max_prompt_bytes = max_prompt_bytes
+        self._limits = limits
         self._random_bits = random_bits
         self._salts: dict[str, bytes] = {}
 
     async def check(self, ask: Ask) -> Checked:
         """Raises InvalidArgument; Unavailable when no model is known yet."""
-        _check_labels(ask)
+        _check_labels(ask, self._limits.slo_limit_ms)
         model = self._catalog.find(ask.model)
         prompt = await self._tokenise(ask.prompt, model)
         limit = self._catalog.token_limit(model)
         sampling = self._complete(ask, len(prompt), limit)
         check_sampling(sampling, vocab_size=model.vocab_size)
         check_prompt(prompt, max_tokens=sampling.max_tokens, vocab_size=model.vocab_size, context=limit)
-        return Checked(model, prompt, sampling, self._salt(ask.tenant))
+        return Checked(
+            model,
+            prompt,
+            sampling,
+            self._salt(ask.tenant),
+            ask.slo_ttft_ms or self._limits.slo_ttft_ms,
+            ask.slo_tpot_ms or self._limits.slo_tpot_ms,
+        )
 
     def _complete(self, ask: Ask, prompt_tokens: int, limit: int) -> SamplingParams:
         seed = ask.sampling.seed
         return dataclasses.replace(
             ask.sampling,
-            max_tokens=_max_tokens(ask, prompt_tokens, limit),
+            max_tokens=self._max_tokens(ask, prompt_tokens, limit),
             seed=self._random_bits(62) & MAX_SEED if seed is None else seed,
         )
+
+    def _max_tokens(self, ask: Ask, prompt_tokens: int, limit: int) -> int:
+        """Most tokens to generate: the run-time budget, which holds whatever a worker sends."""
+        bound = self._limits.max_output_tokens
+        wanted = _max_tokens(ask, prompt_tokens, limit)
+        if not bound or wanted <= bound:
+            return wanted
+        if ask.max_tokens is not None:
+            raise InvalidArgument("max_tokens", wanted, f"at most {bound}")
+        return bound
 
     async def _tokenise(self, prompt: Prompt, model: ServedModel) -> tuple[int, ...]:
         if isinstance(prompt, TokenPrompt):
@@ -127,8 +161,9 @@ class Intake:
         return await loop.run_in_executor(self._executor, _encode, prompt, model)
 
     def _check_size(self, name: str, size: int) -> None:
-        if size > self._max_prompt_bytes:
-            raise InvalidArgument(name, f"{size} bytes", f"at most {self._max_prompt_bytes} bytes")
+        most = self._limits.max_prompt_bytes
+        if size > most:
+            raise InvalidArgument(name, f"{size} bytes", f"at most {most} bytes")
 
     def _salt(self, tenant: str) -> bytes:
         salt = self._salts.get(tenant)
@@ -140,14 +175,17 @@ class Intake:
         return salt
 
 
-def _check_labels(ask: Ask) -> None:
+def _check_labels(ask: Ask, slo_limit_ms: float) -> None:
     for name in ("client_request_id", "tenant", "model"):
         value = getattr(ask, name)
         if len(value) > MAX_LABEL_CHARS:
             raise InvalidArgument(name, value, f"at most {MAX_LABEL_CHARS} characters")
     for name in ("slo_ttft_ms", "slo_tpot_ms"):
-        if not 0.0 <= getattr(ask, name) < float("inf"):
-            raise InvalidArgument(name, getattr(ask, name), "must be a finite number of at least 0")
+        value = getattr(ask, name)
+        if not 0.0 <= value < math.inf:
+            raise InvalidArgument(name, value, "must be a finite number of at least 0")
+        if value > slo_limit_ms:
+            raise InvalidArgument(name, value, f"at most {slo_limit_ms:g} milliseconds")
     if ask.timeout_s is not None and not ask.timeout_s > 0:
         raise InvalidArgument("timeout_s", ask.timeout_s, "must be more than 0")
 

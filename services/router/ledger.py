@@ -36,6 +36,8 @@ class Ledger:
         self.unbound: dict[str, None] = {}
         """Requests whose prefill has begun, without a decode worker, in the order in which they became so."""
         self.ended: Counter[str] = Counter()
+        self.tenants: Counter[str] = Counter()
+        """Requests under way or waiting, by tenant."""
         self.stale_facts = 0
 
     def check_integrity(self) -> None:
@@ -49,7 +51,21 @@ class Ledger:
         }
         assert legs == held, "legs and entries differ"
         assert set(self.unbound) == {e.request_id for e in self.entries.values() if e.awaits_decode}
+        assert Counter(entry.admission.tenant for entry in self.entries.values()) == self.tenants
         assert all(e.state is not RequestState.RECEIVED for e in self.entries.values())
+
+    def open(self, entry: Entry) -> None:
+        """A request is under way."""
+        self.entries[entry.request_id] = entry
+        self.tenants[entry.admission.tenant] += 1
+
+    def close(self, entry: Entry) -> None:
+        """Forget a request."""
+        del self.entries[entry.request_id]
+        tenant = entry.admission.tenant
+        self.tenants[tenant] -= 1
+        if not self.tenants[tenant]:
+            del self.tenants[tenant]
 
     # legs
 
@@ -92,6 +108,8 @@ class Ledger:
     def unlink_decode(self, entry: Entry) -> None:
         """Nothing of ``entry`` is, or will be, on its decode worker."""
         worker, entry.decode = entry.decode, None
+        if worker is not None:
+            self._fleet.unbind(worker, entry.request_id)
         self._unlink(worker, entry)
 
     def _unlink(self, worker: WorkerKey | None, entry: Entry) -> None:
@@ -186,7 +204,7 @@ class Ledger:
     ) -> None:
         """The last word about ``entry``: its legs are told, it is forgotten."""
         self.drop_legs(entry, "finished" if error is None else str(error)[:200])
-        del self.entries[entry.request_id]
+        self.close(entry)
         end = end_of(entry, now_s, state, reason, error, stop_string, usage)
         self.commands.append(end)
         self.ended[state.value] += 1

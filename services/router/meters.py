@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import prometheus_client
+
 from weir.lifecycle import RequestState
 from weir.services.router.book import RequestBook
 from weir.services.router.commands import End
@@ -20,6 +22,9 @@ class Meters:
             for name in ("admit", "queue", "prefill", "first_token", "second_token", "decode")
         }
         self._seen: Counter[str] = Counter()
+        self._placements = prometheus_client.Counter(
+            "weir_placements", "Placements, by reason.", ("reason",), registry=metrics.registry
+        )
         self.gap = metrics.itl_seconds.observe
         """Seconds between two messages of tokens of one request."""
 
@@ -56,6 +61,8 @@ class Meters:
         metrics.registry_stale.set(stale)
         for state_name, count in book.ended.items():
             metrics.requests_ended.labels(state_name).inc(self._fresh(f"ended {state_name}", count))
+        for reason, count in book.decisions.items():
+            self._placements.labels(reason).inc(self._fresh(f"placed {reason}", count))
         for reason, count in book.retries.items():
             metrics.retries.labels(reason).inc(self._fresh(f"retry {reason}", count))
 

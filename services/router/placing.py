@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 
 from weir.ids import WorkerKey
@@ -18,26 +17,30 @@ from weir.services.router.fleet import Fleet, WorkerView
 from weir.services.router.journal import BOUND, ROUTED
 from weir.services.router.ledger import Ledger
 from weir.services.router.policy import Choice, Policy
+from weir.services.router.queue import FairQueue, Waiting
 from weir.services.router.timers import Timers
 
-MAX_SCANNED = 64
-"""Waiting requests looked at per call once one of them found no worker."""
+RECHECK_S = 0.1
+"""Predicted waits shrink with time alone: what waits is looked at again after this."""
 
 
 class Placing:
-    """Dispatches by priority, then order of arrival; nobody is overtaken by one of the same model."""
+    """Dispatches by priority, then fairly between tenants, then in order of arrival; each model by itself."""
 
     def __init__(self, ledger: Ledger, timers: Timers, fleet: Fleet, policy: Policy, lease_s: float) -> None:
         self.waiting = 0
         """Requests that wait for a worker."""
         self.local_prefills: Counter[str] = Counter()
+        self.decisions: Counter[str] = Counter()
+        """Placements, by reason."""
         self._ledger = ledger
         self._timers = timers
         self._fleet = fleet
         self._policy = policy
         self._lease_ms = lease_s * 1e3
-        self._queue: list[tuple[int, int, str]] = []
+        self._queues: dict[str, FairQueue] = {}
         self._order = 0
+        self._recheck_s = 0.0
         self._stopped = False
 
     def stop(self) -> None:
@@ -52,7 +55,11 @@ class Placing:
         if not entry.order:
             self._order += 1
             entry.order = self._order
-        heapq.heappush(self._queue, (-entry.admission.priority, entry.order, entry.request_id))
+        admission = entry.admission
+        tokens = len(admission.prompt) + len(entry.generated)
+        cost = tokens + entry.expected_tokens
+        queue = self._queues.setdefault(admission.model, FairQueue())
+        queue.put(Waiting(entry.request_id, admission.tenant, admission.priority, entry.order, max(cost, 1), tokens))
         self._timers.watch(entry, entry.patience_s)
 
     def leave(self, entry: Entry) -> None:
@@ -60,13 +67,21 @@ class Placing:
         if entry.waiting:
             entry.waiting = False
             self.waiting -= 1
+            queue = self._queues[entry.admission.model]
+            queue.remove(entry.request_id)
+            if not queue:
+                del self._queues[entry.admission.model]
+
+    def queue_of(self, model: str) -> FairQueue | None:
+        """What waits for ``model``; None when nothing does. To be read only."""
+        return self._queues.get(model)
 
     def run(self, now_s: float) -> None:
         """Place and bind all that can be now."""
         if self._stopped:
             return
-        if self._queue:
-            self._place_waiting(now_s)
+        for model in list(self._queues):
+            self._place_waiting(model, now_s)
         if self._ledger.unbound:
             self.bind_unbound(now_s)
 
@@ -91,43 +106,41 @@ class Placing:
             else:
                 self._bind(entry, view, now_s)
 
-    def _place_waiting(self, now_s: float) -> None:
-        blocked: list[tuple[int, int, str]] = []
-        full: set[str] = set()
-        while self._queue and len(blocked) < MAX_SCANNED:
-            item = heapq.heappop(self._queue)
-            entry = self._ledger.entries.get(item[2])
-            if entry is None or not entry.waiting:
-                continue
-            model = entry.admission.model
-            if model in full or not self._place(entry, now_s):
-                full.add(model)
-                blocked.append(item)
-        for item in blocked:
-            heapq.heappush(self._queue, item)
+    def _place_waiting(self, model: str, now_s: float) -> None:
+        """Whoever's turn it is, until one finds no worker."""
+        while (queue := self._queues.get(model)) is not None:
+            head = queue.head()
+            assert head is not None, "a queue without requests is dropped"
+            entry = self._ledger.entries[head.request_id]
+            choice = self._policy.choose(self._fleet.serving(model), entry.demand, now_s)
+            if choice is None:
+                if now_s >= self._recheck_s:
+                    self._recheck_s = now_s + RECHECK_S
+                    self._timers.watch(entry, self._recheck_s)
+                return
+            queue.charge(head)
+            self.leave(entry)
+            self._place(entry, choice, now_s)
 
-    def _place(self, entry: Entry, now_s: float) -> bool:
-        choice = self._policy.choose(self._fleet.serving(entry.admission.model), entry.demand, now_s)
-        if choice is None:
-            return False
-        self.leave(entry)
+    def _place(self, entry: Entry, choice: Choice, now_s: float) -> None:
         entry.reset()
         entry.attempt += 1
         if not entry.generated:
             entry.stamps.dispatched_s = now_s
             entry.stamps.worker_queue_ms = 0.0
         _note_route(entry, choice, now_s)
+        self.decisions[choice.reason or "prefill worker"] += 1
         if choice.prefill is None:
             assert choice.decode is not None, "a choice names a worker"
-            self._begin_local(entry, choice.decode, choice.reason, now_s)
+            self._begin_local(entry, choice.decode, choice, now_s)
         else:
-            self._begin_prefill(entry, choice.prefill, now_s)
-        return True
+            self._begin_prefill(entry, choice.prefill, choice.cached_tokens, now_s)
 
-    def _begin_prefill(self, entry: Entry, view: WorkerView, now_s: float) -> None:
+    def _begin_prefill(self, entry: Entry, view: WorkerView, cached_tokens: int, now_s: float) -> None:
         self._ledger.take_prefill(entry, view.key)
         entry.decode_name = ""
-        view.note(entry.request_id, now_s, entry.demand.prompt_tokens, 0, 0)
+        view.note(entry.request_id, now_s, max(entry.demand.prompt_tokens - cached_tokens, 1), 0, 0)
+        view.breaker.sent(now_s)
         self._fleet.used(view)
         self._ledger.enter(entry, RequestState.PREFILLING, now_s)
         self._ledger.commands.append(
@@ -141,11 +154,12 @@ class Placing:
             )
         )
 
-    def _begin_local(self, entry: Entry, view: WorkerView, reason: str, now_s: float) -> None:
-        self.local_prefills[reason] += 1
+    def _begin_local(self, entry: Entry, view: WorkerView, choice: Choice, now_s: float) -> None:
+        self.local_prefills[choice.reason] += 1
         entry.local = True
         entry.prefill_name = view.key.worker_id
-        self._take_decode(entry, view, now_s, prefill_tokens=entry.demand.prompt_tokens)
+        tokens = max(entry.demand.prompt_tokens - choice.cached_tokens, 1)
+        self._take_decode(entry, view, now_s, prefill_tokens=tokens)
         self._ledger.enter(entry, RequestState.PREFILLING, now_s)
         self._send_begin_decode(entry, view.key, None, now_s)
 
@@ -162,8 +176,11 @@ class Placing:
 
     def _take_decode(self, entry: Entry, view: WorkerView, now_s: float, prefill_tokens: int) -> None:
         self._ledger.take_decode(entry, view.key)
-        blocks = view.blocks_for(entry.demand.prompt_tokens + 1)
+        demand = entry.demand
+        blocks = view.blocks_for(demand.prompt_tokens + 1)
         view.note(entry.request_id, now_s, prefill_tokens, 1, blocks)
+        view.bind(entry.request_id, demand.slo_tpot_ms, demand.expected_tokens)
+        view.breaker.sent(now_s)
         self._fleet.used(view)
 
     def _send_begin_decode(self, entry: Entry, worker: WorkerKey, source: WorkerKey | None, now_s: float) -> None:

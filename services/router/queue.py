@@ -18,13 +18,17 @@ QUANTUM = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One request. ``order`` grows with arrival and is unique; ``cost`` in tokens, at least 1."""
+    """One request. ``order`` grows with arrival and is unique; ``cost`` in tokens, at least 1.
+
+    ``work`` is the part of the cost that delays those behind it: tokens to prefill.
+    """
 
     request_id: str
     tenant: str
     priority: int
     order: int
     cost: int
+    work: int = 0
 
 
 _Item = tuple[int, int, Waiting]
@@ -50,6 +54,7 @@ class FairQueue:
         self._waiting: dict[str, Waiting] = {}
         self._levels: dict[int, _Level] = {}
         self._counts: dict[str, int] = {}
+        self._work: dict[str, int] = {}
         self._puts = 0
         self._number: dict[str, int] = {}
         """By request: which of the puts counts."""
@@ -64,12 +69,22 @@ class FairQueue:
         """How many requests of ``tenant`` wait."""
         return self._counts.get(tenant, 0)
 
+    def work_ahead(self, tenant: str, work: int) -> int:
+        """Tokens that will be prefilled before a new request of ``tenant`` with ``work`` of its own, about.
+
+        All that its tenant has waiting, and as much of each other tenant, or what that has.
+        """
+        own = self._work.get(tenant, 0)
+        others = sum(min(each, own + work) for name, each in self._work.items() if name != tenant)
+        return own + others
+
     def put(self, waiting: Waiting) -> None:
         """Add a request; one that comes back with its old ``order`` gets its old place in its tenant's row."""
         assert waiting.request_id not in self._waiting, waiting.request_id
         assert waiting.cost >= 1, waiting.cost
         self._waiting[waiting.request_id] = waiting
         self._counts[waiting.tenant] = self._counts.get(waiting.tenant, 0) + 1
+        self._work[waiting.tenant] = self._work.get(waiting.tenant, 0) + waiting.work
         level = self._levels.setdefault(waiting.priority, _Level())
         row = level.tenants.get(waiting.tenant)
         if row is None:
@@ -92,8 +107,9 @@ class FairQueue:
         left = self._counts[waiting.tenant] - 1
         if left:
             self._counts[waiting.tenant] = left
+            self._work[waiting.tenant] -= waiting.work
         else:
-            del self._counts[waiting.tenant]
+            del self._counts[waiting.tenant], self._work[waiting.tenant]
         return True
 
     def head(self) -> Waiting | None:
@@ -106,12 +122,16 @@ class FairQueue:
             del self._levels[priority]
         return None
 
-    def serve(self, waiting: Waiting) -> None:
-        """The head is served: its cost is taken from its tenant."""
-        level = self._levels[waiting.priority]
-        assert level.turns[0] == waiting.tenant, "only the head is served"
-        level.deficits[waiting.tenant] -= waiting.cost
-        self.remove(waiting.request_id)
+    def charge(self, head: Waiting) -> None:
+        """The head is about to be served: its cost is taken from its tenant. Then ``remove`` it."""
+        level = self._levels[head.priority]
+        assert level.turns[0] == head.tenant, "only the head is served"
+        level.deficits[head.tenant] -= head.cost
+
+    def serve(self, head: Waiting) -> None:
+        """``charge`` and ``remove``."""
+        self.charge(head)
+        self.remove(head.request_id)
 
     def _turn(self, level: _Level) -> Waiting | None:
         """The first request whose tenant can pay for it, giving out turns until one can."""

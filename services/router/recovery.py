@@ -20,6 +20,7 @@ from weir.services.router.facts import BookLimits
 from weir.services.router.fleet import Fleet
 from weir.services.router.journal import READ_VOID, REBIND, REFUSED, RETRY
 from weir.services.router.ledger import Ledger
+from weir.services.router.lengths import OutputLengths
 from weir.services.router.placing import Placing
 from weir.services.router.retry import RetryBudget, backoff_s
 from weir.services.router.timers import Timers
@@ -43,6 +44,7 @@ class Recovery:
         limits: BookLimits,
         budget: RetryBudget,
         random: Callable[[], float],
+        lengths: OutputLengths,
     ) -> None:
         self.void_reads: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()
@@ -53,6 +55,7 @@ class Recovery:
         self._limits = limits
         self._budget = budget
         self._random = random
+        self._lengths = lengths
 
     def await_decode(self, entry: Entry, now_s: float) -> None:
         """The prompt is prefilled, or will be, and no D is bound: take the first that has room."""
@@ -126,6 +129,7 @@ class Recovery:
         """``counts``: whether it is one of the failures after which a request is given up."""
         if charged:
             entry.avoid |= {worker}
+            self._fleet.failed(worker, now_s)
         if prefill:
             self._prefill_gone(entry, error, now_s, charged=charged, counts=counts)
         else:
@@ -158,6 +162,7 @@ class Recovery:
     def fault(self, entry: Entry, worker: WorkerKey, what: str, now_s: float) -> None:
         """A worker broke the protocol for this request: do it again, elsewhere if possible."""
         entry.avoid |= {worker}
+        self._fleet.failed(worker, now_s)
         error = Unavailable(f"fault of {worker.worker_id}: {what}")
         self.retry(entry, error, "fault", now_s, charged=True)
 
@@ -205,9 +210,15 @@ class Recovery:
         """The normal end. A lease that is still open is released, legs that still run are cancelled."""
         if entry.prefill is not None and entry.first_token is not None:
             self._ledger.end_prefill(entry, "finished")
+        self._learn(entry)
         self._placing.leave(entry)
         self._ledger.end(entry, now_s, RequestState.FINISHED, reason, stop_string=stop_string, usage=usage)
         self._placing.run(now_s)
+
+    def _learn(self, entry: Entry) -> None:
+        """A request ended as it should: how long its answer was."""
+        admission = entry.admission
+        self._lengths.learn(admission.tenant, len(admission.prompt), len(entry.generated))
 
     def fail(self, entry: Entry, now_s: float, error: WeirError, state: RequestState) -> None:
         cancelled = state is RequestState.CANCELLED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -41,6 +41,8 @@ from weir.services.router.intake import Ask, Checked, Intake
 from weir.services.router.links import Links
 from weir.services.router.meters import Meters
 from weir.services.router.models import ModelLoader
+from weir.services.router.outliers import Outliers
+from weir.services.router.prefixes import PrefixMap
 from weir.services.router.sessions import LinkOwner
 from weir.services.router.traces import RequestTraces, TraceRecord
 from weir.services.router.view import load_of
@@ -63,6 +65,7 @@ class RouterParts:
 
     clock: Clock
     fleet: Fleet
+    prefixes: PrefixMap
     book: RequestBook
     catalog: Catalog
     intake: Intake
@@ -81,6 +84,8 @@ class Router:
     def __init__(self, parts: RouterParts) -> None:
         self._clock = parts.clock
         self._fleet = parts.fleet
+        self._prefixes = parts.prefixes
+        self._outliers = Outliers()
         self._book = parts.book
         self._catalog = parts.catalog
         self._intake = parts.intake
@@ -251,6 +256,8 @@ class Router:
             tenant_salt=checked.tenant_salt,
             priority=ask.priority,
             traceparent=trace.span.traceparent,
+            slo_ttft_ms=checked.slo_ttft_ms,
+            slo_tpot_ms=checked.slo_tpot_ms,
         )
         try:
             self._book.admit(admission, now_s)
@@ -389,6 +396,7 @@ class Router:
         if view is None:
             return
         view.connected = True
+        view.heard_s = self._clock.monotonic_s()
         if welcome.role_epoch > view.info.role_epoch:
             view.info = replace(view.info, role=role_from_pb(welcome.role), role_epoch=welcome.role_epoch)
         self._fleet_changed()
@@ -398,12 +406,13 @@ class Router:
         self._book.worker_lost(worker, self._clock.monotonic_s())
         view = self._fleet.get(worker)
         if view is not None and not view.listed:
-            self._fleet.remove(worker)
+            self._remove(worker)
         self._act()
 
     def prefill_news(self, worker: WorkerKey, message: prefill_pb2.PrefillServiceSessionResponse) -> None:
         """See LinkOwner."""
         now_s = self._clock.monotonic_s()
+        self._fleet.heard(worker, now_s)
         take_prefill_news(self._book, worker, message, now_s)
         if message.HasField("load"):
             self._take_load(worker, load_of(message.load), now_s)
@@ -412,6 +421,7 @@ class Router:
     def decode_news(self, worker: WorkerKey, message: decode_pb2.DecodeServiceSessionResponse) -> None:
         """See LinkOwner."""
         now_s = self._clock.monotonic_s()
+        self._fleet.heard(worker, now_s)
         take_decode_news(self._book, worker, message, now_s)
         if message.HasField("load"):
             self._take_load(worker, load_of(message.load), now_s)
@@ -422,6 +432,7 @@ class Router:
     def worker_listed(self, info: WorkerInfo, record: events_pb2.WorkerRecord) -> None:
         """See ViewOwner."""
         view = self._fleet.put(info)
+        view.heard_s = self._clock.monotonic_s()
         self._links.want(info.key, info.address)
         # A link may have come up while the worker was not listed: nobody will say so again.
         link = self._links.get(info.key)
@@ -436,13 +447,23 @@ class Router:
             return
         view.listed = False
         if not view.connected:
-            self._fleet.remove(worker)
+            self._remove(worker)
         self._links.unwant(worker)
 
     def load_reported(self, worker: WorkerKey, load: Load) -> None:
         """See ViewOwner."""
         self._take_load(worker, load, self._clock.monotonic_s())
         self._act()
+
+    def blocks_changed(self, worker: WorkerKey, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        """See ViewOwner."""
+        self._prefixes.removed(worker, removed)
+        if self._fleet.get(worker) is not None:
+            self._prefixes.stored(worker, stored)
+
+    def blocks_unknown(self, worker: WorkerKey) -> None:
+        """See ViewOwner. What was lost is not asked for: the worker's cache is learnt anew as it changes."""
+        self._prefixes.forget(worker)
 
     def cancel_seen(self, request_id: str, reason: str) -> None:
         """See ViewOwner."""
@@ -455,8 +476,16 @@ class Router:
 
     def _take_load(self, worker: WorkerKey, load: Load, now_s: float) -> None:
         view = self._fleet.get(worker)
-        if view is not None and view.take_report(load, now_s):
+        if view is None:
+            return
+        view.heard_s = now_s
+        if view.take_report(load, now_s):
+            self._outliers.look(view.info.model, self._fleet.serving(view.info.model), now_s)
             self._book.fleet_changed(now_s)
+
+    def _remove(self, worker: WorkerKey) -> None:
+        self._fleet.remove(worker)
+        self._prefixes.forget(worker)
 
     def _fleet_changed(self) -> None:
         self._book.fleet_changed(self._clock.monotonic_s())

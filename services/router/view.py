@@ -6,22 +6,26 @@ When the bus is away nothing is forgotten: the fleet is marked stale and served 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from weir.balance.profile import Fit, Profile
 from weir.errors import InvalidArgument
 from weir.events.bus import Event, EventBus, Subscription
 from weir.events.registry import ChangeKind, Registry, RegistryChange
 from weir.events.sequence import GapDetector, Order
-from weir.events.subjects import ALL_CANCELS, ALL_LOADS
+from weir.events.subjects import ALL_CANCELS, ALL_KV, ALL_LOADS
 from weir.ids import WorkerKey
 from weir.rpc.convert import fingerprint_from_pb, role_from_pb
-from weir.rpc.v1 import common_pb2, events_pb2
+from weir.rpc.v1 import common_pb2, events_pb2, kv_pb2
 from weir.services.router.fleet import Load, WorkerInfo
 
 _log = logging.getLogger(__name__)
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 
 
 class ViewOwner(Protocol):
@@ -37,6 +41,14 @@ class ViewOwner(Protocol):
 
     def load_reported(self, worker: WorkerKey, load: Load) -> None:
         """A worker said how loaded it is."""
+        ...
+
+    def blocks_changed(self, worker: WorkerKey, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        """Blocks became findable in a worker's cache, or ceased to be."""
+        ...
+
+    def blocks_unknown(self, worker: WorkerKey) -> None:
+        """Some of a worker's changes were lost: what is known of its cache may be wrong."""
         ...
 
     def cancel_seen(self, request_id: str, reason: str) -> None:
@@ -63,7 +75,33 @@ def info_of(record: events_pb2.WorkerRecord) -> WorkerInfo:
         context_tokens=record.context_tokens,
         model_path=record.model_path,
         max_running=record.max_running,
+        kv_bytes_per_token=kv_bytes_per_token(record.fingerprint),
+        profile=profile_of(record),
     )
+
+
+def profile_of(record: events_pb2.WorkerRecord) -> Profile | None:
+    """The profile that a worker publishes; None when there is none, or one that cannot be right."""
+    if not record.HasField("profile"):
+        return None
+    found = record.profile
+    fits = []
+    for coefficients, count in ((found.prefill_s, 3), (found.step_s, 3), (found.read_s, 2)):
+        values = tuple(coefficients)
+        if len(values) != count or not all(0.0 <= value < math.inf for value in values) or not any(values):
+            _log.warning("profile of %s ignored: %s", record.worker_id, values)
+            return None
+        fits.append(Fit(values, 0.0, 0.0, 0))
+    prefill, step, read = fits
+    return Profile(
+        fingerprint_from_pb(record.fingerprint).digest().hex(), found.device, found.threads, prefill, step, read
+    )
+
+
+def kv_bytes_per_token(fingerprint: kv_pb2.KvFingerprint) -> float:
+    """Bytes of KV that one token takes, of all layers: 2 * layers * kv_heads * head_dim * bytes."""
+    width = DTYPE_BYTES.get(fingerprint.kv_dtype, 2)
+    return 2.0 * fingerprint.layers * fingerprint.kv_heads * fingerprint.head_dim * width
 
 
 def load_of(report: common_pb2.WorkerLoad) -> Load:
@@ -78,6 +116,10 @@ def load_of(report: common_pb2.WorkerLoad) -> Load:
         total_blocks=blocks.total,
         decode_step_ms=report.decode_step_ms,
         prefill_tokens_per_s=report.prefill_tokens_per_s,
+        used_blocks=blocks.used,
+        generated_tokens=report.generated_tokens,
+        prefilled_tokens=report.prefilled_tokens,
+        routers=max(1, report.routers),
         report=report,
     )
 
@@ -90,11 +132,13 @@ class FleetView:
         self._registry = registry
         self._bus = bus
         self._loads = GapDetector()
+        self._caches = GapDetector()
         self._subscriptions: list[Subscription] = []
 
     async def open(self) -> None:
         """Subscribe and read the registry. Raises Unavailable when that is not confirmed."""
         self._subscriptions.append(await self._bus.subscribe(ALL_LOADS, self._guarded(self._on_load)))
+        self._subscriptions.append(await self._bus.subscribe(ALL_KV, self._guarded(self._on_blocks)))
         self._subscriptions.append(await self._bus.subscribe(ALL_CANCELS, self._guarded(self._on_cancel)))
         await self._registry.watch(self._on_change)
         self._owner.stale_changed(self._registry.stale)
@@ -117,6 +161,7 @@ class FleetView:
         elif change.kind is ChangeKind.GONE:
             assert change.previous is not None
             self._loads.forget(change.worker_id)
+            self._caches.forget(change.worker_id)
             self._owner.worker_gone(WorkerKey(change.worker_id, change.previous.incarnation))
         else:
             self._owner.stale_changed(change.kind is ChangeKind.STALE)
@@ -128,6 +173,17 @@ class FleetView:
         if order is not Order.DUPLICATE:
             # A gap needs no repair here: each report is whole, the newest one counts.
             self._owner.load_reported(WorkerKey(origin.publisher_id, origin.incarnation), load_of(message.load))
+
+    def _on_blocks(self, event: Event) -> None:
+        message = events_pb2.KvBlocksEvent.FromString(event.payload)
+        origin = message.origin
+        worker = WorkerKey(origin.publisher_id, origin.incarnation)
+        order = self._caches.observe(origin.publisher_id, origin.incarnation, origin.sequence)
+        if order is Order.DUPLICATE:
+            return
+        if order is Order.GAP:
+            self._owner.blocks_unknown(worker)
+        self._owner.blocks_changed(worker, message.stored, message.removed)
 
     def _on_cancel(self, event: Event) -> None:
         message = events_pb2.CancelEvent.FromString(event.payload)

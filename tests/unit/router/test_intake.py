@@ -14,7 +14,16 @@ from tests.unit.models.text_models import byte_level_folder
 from weir.engine.sampling import SamplingParams
 from weir.errors import InvalidArgument, ModelError, Unavailable
 from weir.services.router.catalog import Catalog, load_model
-from weir.services.router.intake import INLINE_CHARS, Ask, ChatPrompt, Checked, Intake, TextPrompt, TokenPrompt
+from weir.services.router.intake import (
+    INLINE_CHARS,
+    Ask,
+    ChatPrompt,
+    Checked,
+    Intake,
+    IntakeLimits,
+    TextPrompt,
+    TokenPrompt,
+)
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 261, "hidden_size": 8,
@@ -35,13 +44,12 @@ def folder(tmp_path: Path) -> Path:
 def make(folder: Path) -> Iterator[Callable[..., Intake]]:
     with ThreadPoolExecutor(1) as executor:
 
-        def build(*names: str, limit: int = 0, max_prompt_bytes: int = 1 << 20) -> Intake:
+        def build(*names: str, limit: int = 0, max_prompt_bytes: int = 1 << 20, **limits: Any) -> Intake:
             catalog = Catalog(lambda name: limit)
             for name in names or ("toy",):
                 catalog.add(load_model(name, folder, 5.0))
-            return Intake(
-                catalog, executor, max_prompt_bytes=max_prompt_bytes, random_bits=lambda bits: (1 << bits) - 1
-            )
+            bounds = IntakeLimits(max_prompt_bytes, **limits)
+            return Intake(catalog, executor, limits=bounds, random_bits=lambda bits: (1 << bits) - 1)
 
         yield build
 
