@@ -93,8 +93,10 @@ class Checks:
             if router.app is None:
                 continue
             for entry in router.app.router._book.entries():
-                if entry.decode == node.worker.key and self._kv_is_kept(entry):
-                    self._no_second_prefill[entry.request_id] = entry.attempt
+                if entry.decode == node.worker.key:
+                    self._no_second_prefill.pop(entry.request_id, None)
+                    if self._kv_is_kept(entry):
+                        self._no_second_prefill[entry.request_id] = entry.attempt
 
     def _kv_is_kept(self, entry: object) -> bool:
         from weir.ids import RequestKey
@@ -255,12 +257,15 @@ class Checks:
         state = app.router.state()
         if state.active_requests or state.queued_requests:
             self.fail("left over", f"{router.host}: {state.requests}")
+        book = app.router._book
+        if self._world.plan.kind == "calm" and (book.retries or book.void_reads):
+            self.fail("work twice", f"{router.host}: retries {book.retries}, void reads {book.void_reads}")
         if not self._sees_all(router):
             known = sorted(str(view.key) for view in app.router.fleet if view.usable)
             wanted = sorted(str(node.key) for node in self._world.workers.values())
             self.fail("fleet", f"{router.host} knows {known}, there are {wanted}")
         try:
-            app.router._book.check_integrity()
+            book.check_integrity()
         except AssertionError as error:
             self.fail("book", str(error))
 

@@ -66,7 +66,7 @@ class Node:
             world.loop.time,
             rate=1.0 + self.random.uniform(-1e-4, 1e-4),
             offset_s=self.random.uniform(0.0, 1_000.0),
-            skew_s=self.random.uniform(-0.02, 0.02),
+            skew_s=self.random.uniform(-1.0, 1.0) * world.plan.skew_s,
         )
         self.link = SimLink(world.broker, process)
         world.history.note(process, "starts")

@@ -19,6 +19,7 @@ KINDS = {
     "broker": 3,
     "reads": 4,
     "leases": 4,
+    "churn": 4,
     "roles": 2,
     "routers": 2,
     "everything": 5,
@@ -96,6 +97,7 @@ class Plan:
     read_timeout_s: float = 1.5
     session_grace_s: float = 1.0
     checksums: bool = True
+    skew_s: float = 0.02
 
     @property
     def hosts(self) -> list[str]:
@@ -129,6 +131,8 @@ def make_plan(seed: int, kind: str | None = None) -> Plan:
     _settings(plan, random)
     _workload(plan, random)
     _FAULTS[plan.kind](plan, random)
+    if not plan.checksums:
+        plan.flips = 0.0  # nothing else could notice a flipped byte
     plan.faults.sort(key=lambda fault: fault.at_s)
     return plan
 
@@ -140,7 +144,9 @@ def _shape(plan: Plan, random: Random) -> None:
         roles = [Role.MIXED] * random.choice([1, 2])
     if plan.kind == "decode deaths":
         roles = [Role.PREFILL] * random.choice([1, 2]) + [Role.DECODE] * random.choice([2, 3])
-    same = random.choice([0, 0, 12, 40])
+    if plan.kind == "churn":
+        roles = [Role.PREFILL, Role.DECODE]
+    same = 12 if plan.kind == "churn" else random.choice([0, 0, 12, 40])
     for number, role in enumerate(roles):
         batch = random.choice([6, 10, 24, 64])
         plan.workers.append(
@@ -165,16 +171,17 @@ def _settings(plan: Plan, random: Random) -> None:
 
 
 def _workload(plan: Plan, random: Random) -> None:
+    churns = plan.kind == "churn"
     stems = [tuple(random.randrange(3, VOCAB) for _ in range(24)) for _ in range(3)]
     most = min(min(worker.num_blocks for worker in plan.workers) * BLOCK, CONTEXT)
     burst = random.random() < 0.3
-    for number in range(random.choice([3, 6, 9, 12, 16])):
+    for number in range(random.choice([14, 20] if churns else [3, 6, 9, 12, 16])):
         prompt = _prompt(random, stems, min(most - 2, 44))
         sampling = _sampling(random, min(most - len(prompt), 14))
         plan.requests.append(
             RequestSpec(
                 name=f"q{number}",
-                at_s=0.4 if burst else 0.4 + random.uniform(0.0, ARRIVALS_S),
+                at_s=0.4 if burst else 0.4 + random.uniform(0.0, 1.0 if churns else ARRIVALS_S),
                 router=random.randrange(plan.routers),
                 prompt=prompt,
                 sampling=sampling,
@@ -295,6 +302,19 @@ def _leases(plan: Plan, random: Random) -> None:
     _leaving(plan, random, share=0.2)
 
 
+def _churn(plan: Plan, random: Random) -> None:
+    """Small pools whose blocks are handed on all the time, under slow reads and clocks that disagree."""
+    plan.step_s = 0.002
+    plan.lease_s = random.choice([0.1, 0.3, 20.0])
+    plan.skew_s = random.choice([0.02, 0.3])
+    plan.read_timeout_s = 0.6
+    plan.slow_reads = random.choice([0.3, 0.6])
+    plan.slow_read_s = random.choice([0.1, 0.5])
+    plan.checksums = random.random() < 0.4
+    _leaving(plan, random, share=0.5)
+    _some(plan, random, "pause", _names(plan, Role.DECODE), random.choice([0, 1, 3]), 0.5)
+
+
 def _roles(plan: Plan, random: Random) -> None:
     for _ in range(random.choice([1, 2, 3])):
         at_s = 0.35 + random.uniform(0.0, ARRIVALS_S)
@@ -323,6 +343,7 @@ _FAULTS = {
     "broker": _broker,
     "reads": _reads,
     "leases": _leases,
+    "churn": _churn,
     "roles": _roles,
     "routers": _routers,
     "everything": _everything,
