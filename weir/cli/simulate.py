@@ -83,7 +83,7 @@ def simulate(
     kv_bytes: Annotated[float, Flag(min=0, help="profile file: KV bytes per token")] = 0.0,
     slo_ttft: Annotated[float, Flag(help="ms to the first token; inf: any")] = math.inf,
     slo_tpot: Annotated[float, Flag(help="ms per output token; inf: any")] = math.inf,
-    policy: Annotated[str, Flag(help="Router policy")] = "least-loaded",
+    policy: Annotated[str, Flag(help="Router policy: least-loaded or slo")] = "least-loaded",
     controller: Annotated[str, Flag(help="off, or auto: roles follow the traffic")] = "off",
     workers_max: Annotated[int | None, Flag(min=1, help="auto: also start and stop workers, up to this many")] = None,
     seed: Annotated[int, Flag(min=0, help="Start of the random stream")] = 1,
@@ -139,6 +139,7 @@ def scenario_of(console: Console, options: SimulateOptions) -> tuple[Scenario, i
     """The scenario and how many requests to expect; bad rows of a trace are shown."""
     from weir.balance.sizing import Roles, Slo
     from weir.simulate import setup
+    from weir.simulate.cluster import ClusterOptions
     from weir.simulate.scenario import Scenario
 
     setup.check_counts(options.requests, options.rate, options.scale)
@@ -160,7 +161,8 @@ def scenario_of(console: Console, options: SimulateOptions) -> tuple[Scenario, i
             arrivals=arrivals,
             seconds=seconds,
             slo=slo,
-            policy=setup.policy(options.policy),
+            policy=setup.policy(options.policy, options.seed),
+            cluster=ClusterOptions(lengths=options.policy == "slo"),
             limits=_limits(options, slo, roles.total),
         ),
         expected,

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from weir.ids import WorkerKey
 from weir.lifecycle import Role
 from weir.services.router.fleet import Fleet, Load, WorkerInfo, WorkerView
+from weir.services.router.lengths import OutputLengths
 from weir.services.router.policy import Demand, Policy
 from weir.simulate.events import EventQueue
 from weir.simulate.metrics import Metrics
@@ -29,19 +30,24 @@ from weir.simulate.worker import Worker
 
 MODEL = "simulated"
 BLOCK_TOKENS = 16
+MOST_OUTPUT = 4096
+"""What every client asks for."""
+TENANT = "simulated"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
     """``report_s`` between load reports. ``patience_s``: a request that no worker was found for by then is rejected.
 
-    ``retries`` after lost workers. ``early``: D is bound when P begins.
+    ``retries`` after lost workers. ``early``: D is bound when P begins. ``lengths``: how long answers will be is learnt
+    from those that ended, for policies that use it.
     """
 
     report_s: float = 0.25
     patience_s: float = math.inf
     retries: int = 3
     early: bool = True
+    lengths: bool = False
     prompts_first: bool = False
 
 
@@ -69,7 +75,6 @@ class Cluster:
         self._watcher = watcher
         self._waiting: deque[Request] = deque()
         self._unbound: dict[Request, None] = {}
-        self._serving: list[WorkerView] | None = None
         self._dirty: dict[Worker, None] = {}
         self._reporting = False
         self._by_key: dict[WorkerKey, Worker] = {}
@@ -77,6 +82,7 @@ class Cluster:
         self._made = 0
         self._soon = False
         self._most_tokens = 0
+        self._lengths = OutputLengths()
         self._arrivals: Iterator[Arrival] = iter(())
 
     # members
@@ -98,13 +104,14 @@ class Cluster:
             num_blocks=model.kv_tokens // BLOCK_TOKENS,
             context_tokens=1 << 30,
             max_running=model.max_batch,
+            kv_bytes_per_token=model.bytes_per_token,
+            profile=model.profile(),
         )
         view = self.fleet.put(info)
         view.connected = True
         self.workers[name] = worker
         self.views[worker] = view
         self._by_key[info.key] = worker
-        self._serving = None
         if model.kv_tokens:
             self._most_tokens = min(self._most_tokens or model.kv_tokens, model.kv_tokens)
         self._report(worker)
@@ -118,7 +125,6 @@ class Cluster:
         del self._by_key[view.key]
         self._dirty.pop(worker, None)
         self.fleet.remove(view.key)
-        self._serving = None
         for request in worker.die():
             self._lost(worker, request)
         self._dispatch()
@@ -128,7 +134,6 @@ class Cluster:
         worker.role, worker.epoch, worker.draining = role, epoch, draining
         view = self.views[worker]
         self.fleet.put(replace(view.info, role=role, role_epoch=epoch, draining=draining))
-        self._serving = None
         self.changed(worker)
         self._dispatch()
 
@@ -144,6 +149,7 @@ class Cluster:
         for request in worker.take_decodes():
             view = self.views[worker]
             view.settle(request.name)
+            view.unbind(request.name)
             request.source, request.target, request.local = worker, None, False
             worker.kept_tokens += request.context
             worker.hold(request)
@@ -170,12 +176,25 @@ class Cluster:
         if self._most_tokens and arrival.prompt + arrival.output > self._most_tokens:
             self._reject(request)
             return
-        request.demand = Demand(arrival.prompt, arrival.output)
+        request.demand = self._demand(request)
         self._watcher.arrived(self.events.now_s, arrival.prompt)
         if self._waiting or not self._place(request):
             self._waiting.append(request)
             if self.options.patience_s < math.inf:
                 self.events.at(self.events.now_s + self.options.patience_s, self._out_of_patience, request)
+
+    def _demand(self, request: Request) -> Demand:
+        """The client's bound says nothing about the answer's length."""
+        most, slo = max(MOST_OUTPUT, request.left), self.metrics.slo
+        expected = self._lengths.expect(TENANT, request.context, most) if self.options.lengths else 0
+        return Demand(
+            request.context,
+            most,
+            expected_tokens=expected,
+            slo_ttft_ms=slo.ttft_s * 1e3,
+            slo_tpot_ms=slo.tpot_s * 1e3,
+            received_s=request.arrival_s,
+        )
 
     def _out_of_patience(self, request: Request) -> None:
         if request in self._waiting:
@@ -190,16 +209,12 @@ class Cluster:
     def check_integrity(self) -> None:
         """When no request is left, no worker holds anything of one."""
         assert self.live == 0, self.live
-        assert not self._waiting and not self._unbound
+        assert not self._waiting
+        assert not self._unbound
         for worker in self.workers.values():
             worker.check_integrity()
 
     # placing
-
-    def _serving_now(self) -> list[WorkerView]:
-        if self._serving is None:
-            self._serving = self.fleet.serving(MODEL)
-        return self._serving
 
     def _dispatch(self) -> None:
         """Place and bind what waits, as far as there is room."""
@@ -214,7 +229,7 @@ class Cluster:
     def _place(self, request: Request) -> bool:
         now_s = self.events.now_s
         assert request.demand is not None
-        choice = self._policy.choose(self._serving_now(), request.demand, now_s)
+        choice = self._policy.choose(self.fleet.serving(MODEL), request.demand, now_s)
         if choice is None:
             return False
         request.attempt += 1
@@ -223,6 +238,7 @@ class Cluster:
             assert choice.decode is not None, "a choice names a worker"
             view, request.local = choice.decode, True
             view.note(request.name, now_s, request.context, 1, view.blocks_for(request.context + 1))
+            view.bind(request.name, request.demand.slo_tpot_ms, request.demand.expected_tokens)
         else:
             view, request.local = choice.prefill, False
             view.note(request.name, now_s, request.context, 0, 0)
@@ -241,12 +257,13 @@ class Cluster:
         source_view = self.views.get(source)
         if source_view is None:
             return True
-        view = self._policy.choose_decode(self._serving_now(), source_view, request.demand, now_s)
+        view = self._policy.choose_decode(self.fleet.serving(MODEL), source_view, request.demand, now_s)
         if view is None:
             self._unbound[request] = None
             return False
         self._unbound.pop(request, None)
         view.note(request.name, now_s, 0, 1, view.blocks_for(request.context + 1))
+        view.bind(request.name, request.demand.slo_tpot_ms, request.demand.expected_tokens)
         self.fleet.used(view)
         request.target = self._by_key[view.key]
         request.target.reserve(request)
@@ -274,6 +291,7 @@ class Cluster:
             return False
         if request.local:
             self._watcher.decode_began(now_s, request.prompt)
+            self.views[worker].joined(request.name)
             worker.join(request)
             return True
         self.views[worker].settle(request.name)
@@ -289,6 +307,8 @@ class Cluster:
         now_s = self.events.now_s
         self.live -= 1
         self._forget(request)
+        if self.options.lengths:
+            self._lengths.learn(TENANT, request.prompt, request.output)
         self.metrics.finished(request.arrival_s, request.first_s, now_s, request.output)
         self._watcher.finished(now_s, request.output, request.first_s - request.arrival_s, now_s - request.first_s)
         if self.on_finished is not None:
@@ -327,6 +347,7 @@ class Cluster:
         now_s = self.events.now_s
         source.release(request)
         self._watcher.decode_began(now_s, request.prompt)
+        self.views[target].joined(request.name)
         target.kv_arrived(request)
 
     # losses
@@ -357,10 +378,12 @@ class Cluster:
             request.target.unreserve(request)
         for worker in (request.source, request.target):
             if worker is not None and worker in self.views:
-                self.views[worker].settle(request.name)
+                view = self.views[worker]
+                view.settle(request.name)
+                view.unbind(request.name)
         request.source = request.target = None
         if request.demand is not None and request.context != request.demand.prompt_tokens:
-            request.demand = Demand(request.context, max(request.left, 1))
+            request.demand = self._demand(request)
 
     # reports
 
@@ -375,8 +398,9 @@ class Cluster:
     def _report(self, worker: Worker) -> None:
         self._sequence += 1
         total = worker.model.kv_tokens // BLOCK_TOKENS
-        free = total - worker.kv_tokens_used // BLOCK_TOKENS if total else 0
-        load = Load(self._sequence, worker.running, worker.waiting, worker.prompt_tokens, max(0, free), total)
+        used = worker.kv_tokens_used // BLOCK_TOKENS
+        free = max(0, total - used) if total else 0
+        load = Load(self._sequence, worker.running, worker.waiting, worker.prompt_tokens, free, total, used_blocks=used)
         self.views[worker].take_report(load, self.events.now_s)
 
     def _dispatch_soon(self) -> None:

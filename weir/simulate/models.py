@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from weir.balance.observe import Speed
-from weir.balance.profile import Profile
+from weir.balance.profile import Fit, Profile
 from weir.errors import InvalidArgument
 
 Chunk = tuple[int, int]
@@ -106,6 +106,19 @@ class WorkerModel:
             kv_tokens=self.kv_tokens,
             bytes_per_token=self.bytes_per_token,
             source=self.name,
+        )
+
+    def profile(self) -> Profile:
+        """What the worker publishes: small batches stand for all."""
+        line = self.small
+        per_byte = 0.0 if math.isinf(self.read_bytes_per_s) else 1 / self.read_bytes_per_s
+        return Profile(
+            fingerprint="simulated",
+            device=self.name,
+            threads=0,
+            prefill=Fit(self.prefill, 1.0, 0.0, 0),
+            step=Fit((line.base, line.per_sequence, line.per_token), 1.0, 0.0, 0),
+            read=Fit((self.read_latency_s, per_byte), 1.0, 0.0, 0),
         )
 
     def with_link(self, latency_s: float, bytes_per_s: float, bytes_per_token: float) -> WorkerModel:

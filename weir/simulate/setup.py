@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from weir.balance.profile import profile_from_json
 from weir.bench.traces import MOONCAKE_BLOCK_TOKENS, BadRow, Trace, TraceRow, read_trace
 from weir.errors import InvalidArgument, NotFound
 from weir.services.router.policy import LeastLoaded, Policy
+from weir.services.router.prefixes import PrefixMap
+from weir.services.router.slo_policy import SloOptions, SloPolicy
 from weir.simulate.distserve import distserve_model
 from weir.simulate.models import WorkerModel, from_profile
 from weir.simulate.splitwise import splitwise_model
@@ -22,7 +25,7 @@ TRACE_FILES = {
     "mooncake": "mooncake_conversation_trace.jsonl",
 }
 SYNTHETIC = "synthetic"
-POLICIES: dict[str, Callable[[], Policy]] = {"least-loaded": LeastLoaded}
+POLICIES = ("least-loaded", "slo")
 OPT_13B_BYTES_PER_TOKEN = 2 * 40 * 40 * 128 * 2
 DISTSERVE_LINK_BYTES_PER_S = 25e9
 MAX_REQUESTS = 100_000_000
@@ -56,11 +59,13 @@ def worker_model(name: str, folder: Path, *, kv_tokens: int = 0, bytes_per_token
     return from_profile(profile_from_json(text, source=name), kv_tokens=kv_tokens, bytes_per_token=bytes_per_token)
 
 
-def policy(name: str) -> Policy:
-    """A fresh policy of this name."""
+def policy(name: str, seed: int) -> Policy:
+    """A fresh policy of this name; it draws from ``seed``. Heartbeats are not simulated, so nobody is late."""
     if name not in POLICIES:
-        raise InvalidArgument("--policy", name, f"must be one of {', '.join(sorted(POLICIES))}")
-    return POLICIES[name]()
+        raise InvalidArgument("--policy", name, f"must be one of {', '.join(POLICIES)}")
+    if name == "least-loaded":
+        return LeastLoaded()
+    return SloPolicy(PrefixMap(1), SloOptions(late_s=math.inf), random.Random(seed).random)
 
 
 def load_trace(name: str, folder: Path) -> Trace:
