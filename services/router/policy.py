@@ -107,10 +107,12 @@ class LeastLoaded:
     def choose_decode(
         self, workers: Sequence[WorkerView], source: WorkerView, demand: Demand, now_s: float
     ) -> WorkerView | None:
+        # When roles have changed and no decode worker is left, a mixed one takes what was prefilled for one.
+        role = Role.DECODE if any(view.info.role is Role.DECODE for view in workers) else Role.MIXED
         able = [
             view
             for view in without(workers, demand.avoid)
-            if view.info.role is Role.DECODE
+            if view.info.role is role
             and view.info.fingerprint == source.info.fingerprint
             and has_room(view, demand, now_s)
         ]

@@ -97,11 +97,15 @@ class SloPolicy:
     def choose_decode(
         self, workers: Sequence[WorkerView], source: WorkerView, demand: Demand, now_s: float
     ) -> WorkerView | None:
-        """See Policy. Finished prefills join a decode worker at the pace that its step time allows."""
+        """See Policy. Finished prefills join a decode worker at the pace that its step time allows.
+
+        When roles have changed and no decode worker is left, a mixed one takes what was prefilled for one.
+        """
         roster = _roster(workers, demand)
+        group = roster.decodes if roster.decodes.views else roster.mixed
         quotes = [
             quote
-            for quote in self._decodes(roster, demand, now_s, source)
+            for quote in self._decodes(roster, demand, now_s, source, group)
             if self._may_join(quote.view, now_s) and not _breaks_promise(quote)
         ]
         best = _pick(quotes)
@@ -193,10 +197,13 @@ class SloPolicy:
             quotes.append(Quote(missed, wait + compute, view, cached, ttft, 0.0, wait, compute))
         return quotes
 
-    def _decodes(self, roster: Roster, demand: Demand, now_s: float, source: WorkerView) -> list[Quote]:
+    def _decodes(
+        self, roster: Roster, demand: Demand, now_s: float, source: WorkerView, group: Group | None = None
+    ) -> list[Quote]:
+        """Quotes of ``group`` (default: the decode workers) for what ``source`` prefills."""
         wanted, name = source.info.fingerprint, source.info.key.worker_id
         quotes = []
-        for view in self._candidates(roster.decodes, roster, demand, now_s):
+        for view in self._candidates(roster.decodes if group is None else group, roster, demand, now_s):
             info = view.info
             if info.fingerprint != wanted or not has_room(view, demand, now_s):
                 continue

@@ -96,7 +96,7 @@ class Chaos:
                 assert sum(parts) == usage.prompt_tokens
                 assert min(parts) >= 0
             elif isinstance(command, SendKvReady | SendFirstToken):
-                assert command.worker in (D1, D2)
+                assert command.worker in (D1, D2, M1)
         self.book.check_integrity()
         for leg in sorted(self.live, key=str):
             assert not self.ends[leg[2]], f"{leg} was left behind"
