@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from typing import Any
 
 import openai
 import pytest
 import pytest_asyncio
-from docker.models.containers import Container
+from docker.models.containers import Container as DockerContainer
 
 from tests.e2e.conftest import MODEL_NAME
 from tests.e2e.containers.composed import Composed
+from tests.e2e.containers.images import COMPOSE
 from tests.e2e.test_serving import ANSWER, ANSWER_IDS, QUESTION, check_accounts
 from weir.cli.workers import worker_state
 from weir.client import Accepted, AsyncClient, Completion, Delta
@@ -33,8 +35,17 @@ PROMPT = "Once upon a time there was a small town by the river, where"
 PREFILL, DECODE = common_pb2.ROLE_PREFILL, common_pb2.ROLE_DECODE
 
 
-async def connected(project: Composed, prefill: int, decode: int) -> list[router_pb2.ListWorkersResponse.Worker]:
-    """The router's workers once it has exactly these."""
+Worker = router_pb2.ListWorkersResponse.Worker
+
+
+async def listed(project: Composed) -> list[Worker]:
+    """The router's workers now."""
+    async with AsyncClient(project.router_address) as client:
+        return list((await client.workers()).workers)
+
+
+async def connected(project: Composed, prefill: int, decode: int, but_not: Container[str] = ()) -> list[Worker]:
+    """The router's workers once it has exactly these, and none that is named in ``but_not``."""
     wanted = sorted([PREFILL] * prefill + [DECODE] * decode)
     seen: Any = "router not reached"
     try:
@@ -43,7 +54,8 @@ async def connected(project: Composed, prefill: int, decode: int) -> list[router
             async with AsyncClient(project.router_address) as client:
                 while True:
                     seen = list((await client.workers()).workers)
-                    if sorted(w.role for w in seen) == wanted and all(w.connected for w in seen):
+                    whole = all(w.connected and w.worker_id not in but_not for w in seen)
+                    if whole and sorted(w.role for w in seen) == wanted:
                         return list(seen)
                     await asyncio.sleep(POLL_S)
     except (TimeoutError, WeirError) as error:
@@ -118,7 +130,7 @@ async def undisturbed(pair: Composed) -> tuple[int, ...]:
     return answer.token_ids
 
 
-async def decoding(project: Composed) -> Container:
+async def decoding(project: Composed) -> DockerContainer:
     """The container of the decode worker that runs the one generation."""
     async with AsyncClient(project.router_address) as client:
         workers = [w for w in (await client.workers()).workers if w.role == DECODE]
@@ -198,7 +210,7 @@ async def test_nats_is_restarted_under_a_generation(whole: Composed, undisturbed
 
 
 async def test_a_stream_outlives_its_decode_containers_network(whole: Composed, undisturbed: tuple[int, ...]) -> None:
-    lost: list[Container] = []
+    lost: list[DockerContainer] = []
 
     async def cut() -> None:
         lost.append(await decoding(whole))
@@ -215,3 +227,17 @@ async def test_a_stream_outlives_its_decode_containers_network(whole: Composed, 
         # Its address would be another one after a reconnection: it is made anew instead.
         for container in lost:
             await asyncio.to_thread(container.remove, force=True)
+
+
+async def test_workers_that_share_the_host_read_its_memory(pair: Composed) -> None:
+    sharing = dataclasses.replace(pair, files=(*pair.files, COMPOSE / "compose.host.yaml"))
+    before = {worker.worker_id for worker in await listed(pair)}
+    await asyncio.to_thread(sharing.up, prefill=1, decode=1)
+    workers = await connected(sharing, 1, 1, but_not=before)
+    async with AsyncClient(sharing.router_address) as client:
+        answer = await client.complete_chat(QUESTION, temperature=0.0, max_tokens=64)
+    assert answer.token_ids == ANSWER_IDS
+    assert answer.final.timings.kv_read is not None
+    assert answer.final.timings.kv_read.transport == "ucx:cma"
+    assert {answer.final.timings.prefill_worker, answer.final.timings.decode_worker} == {w.worker_id for w in workers}
+    await assert_quiet(sharing)
