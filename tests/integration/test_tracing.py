@@ -250,33 +250,32 @@ def check_retries(retried: list[list[Received]]) -> None:
 
 
 async def disaggregated(rig: Rig, count: int) -> dict[str, Final]:
-    """Requests over two pairs; one decode worker dies while it decodes."""
+    """Requests over two pairs; one prefill worker dies while it holds some of them."""
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(rig.worker(Role.PREFILL, "p1"))
-        await stack.enter_async_context(rig.worker(Role.PREFILL, "p2"))
         await stack.enter_async_context(rig.worker(Role.DECODE, "d1"))
-        async with rig.worker(Role.DECODE, "dying") as dying:
-            early = asyncio.create_task(many(rig, count // 4))
-            finals = await early
-            long = asyncio.create_task(many(rig, count // 4, tokens=120))
-            await eventually(lambda: any(decodes_on(entry, "dying") for entry in rig.app.router._book.entries()))
+        await stack.enter_async_context(rig.worker(Role.DECODE, "d2"))
+        async with rig.worker(Role.PREFILL, "dying") as dying:
+            finals = await many(rig, count // 4)
             dying.runner.gate.clear()
+            held = asyncio.create_task(many(rig, count // 4))
+            await eventually(lambda: any(is_held(entry, "dying") for entry in rig.app.router._book.entries()))
             await dying.server.stop(0)
-            finals |= await long
+            finals |= await held
         return finals | await many(rig, count - len(finals))
 
 
-def decodes_on(entry: Entry, worker_id: str) -> bool:
-    return entry.state is RequestState.DECODING and entry.decode_name == worker_id and len(entry.generated) < 100
+def is_held(entry: Entry, worker_id: str) -> bool:
+    return entry.state is RequestState.PREFILLING and entry.prefill_name == worker_id
 
 
-async def many(rig: Rig, count: int, tokens: int = 0) -> dict[str, Final]:
-    """Requests at once, sixteen at a time, each answered as the model must; ``tokens`` 0 varies their length."""
+async def many(rig: Rig, count: int) -> dict[str, Final]:
+    """Requests at once, sixteen at a time, each answered as the model must."""
     slots = asyncio.Semaphore(16)
 
     async def one(number: int) -> tuple[str, Final]:
         prompt = [5 + (number * 7 + i * i) % 50 for i in range(4 + number % 90)]
-        length = tokens or 1 + number % 9
+        length = 1 + number % 9
         async with slots:
             done = await rig.client.complete(prompt, max_tokens=length, temperature=0.0)
         assert list(done.token_ids) == continuation(prompt, length)
@@ -330,6 +329,8 @@ async def test_a_cancelled_request_ends_its_trace_with_the_reason(folder: Path) 
                     await read_out(stream)
                 worker.runner.gate.set()
                 await worker.at_baseline()
+                assert worker.host.decode._traces is not None
+                assert len(worker.host.decode._traces) == 0
             await rig.flush()
     (spans,) = collector.traces().values()
     root, named = root_of(spans), by_name(spans)

@@ -37,9 +37,9 @@ NOTED = {
 
 
 async def run_trace(console: Console, router: str, request_id: str, attributes: bool) -> None:
-    """Fetch and print it."""
+    """Fetch and print it; OpenAI's form of the identity is taken too."""
     async with AsyncClient(router) as client:
-        found = await client.trace(request_id)
+        found = await client.trace(request_id.removeprefix("chatcmpl-").removeprefix("cmpl-"))
     console.print(waterfall(found, attributes=attributes))
 
 
