@@ -49,9 +49,9 @@ class Composed:
         settings = {
             "WEIR_GRPC_PORT": str(free_port()),
             "WEIR_HTTP_PORT": str(free_port()),
-            "WEIR_CONTROL_IMAGE": images.control,
-            "WEIR_WORKER_IMAGE": images.worker,
-            "WEIR_NATS_IMAGE": images.nats,
+            "WEIR_IMAGE_CONTROL": images.control,
+            "WEIR_IMAGE_WORKER": images.worker,
+            "WEIR_IMAGE_NATS": images.nats,
             "WEIR_WORKER_THREADS": "1",
             "WEIR_WORKER_KV_MEMORY_MB": "256",
             "WEIR_HEALTH_INTERVAL": "60s",
