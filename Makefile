@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check protos format bench clean help
+.PHONY: demo test sim check protos format bench clean help
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -26,6 +26,9 @@ demo: $(STAMP) ## serve the demo model through prefill and decode, ask it one qu
 
 test: $(STAMP) ## run all tests
 	@$(BIN)/python -m pytest -q
+
+sim: $(STAMP) ## run 10,000 schedules of the simulated cluster (tests run 500)
+	@$(BIN)/python -m tests.simulation --seed 1 --schedules 10000 --keep-going
 
 check: $(STAMP) ## ruff, format, mypy, buf lint, stub freshness, architecture
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -21,7 +21,7 @@ _EOF: object = getattr(grpc.aio, "EOF")  # noqa: B009 (absent from the type stub
 
 def rpc_error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
     """An error as gRPC raises it."""
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, details)
 
 
 class ClientCall:

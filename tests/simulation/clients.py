@@ -130,11 +130,13 @@ class Client:
         elif self.spec.leaves_by == "cancel":
             self._router.app.router.cancel(self.request_id)
         else:
-            self._process_spawn_event()
+            self._cancel_by_event()
 
-    def _process_spawn_event(self) -> None:
+    def _cancel_by_event(self) -> None:
         assert self._router is not None
+        assert self._process is not None
         bus = self._router.link.bus
-        assert bus is not None
+        if bus is None or not self.request_id:
+            return
         event = events_pb2.CancelEvent(request_id=self.request_id, attempt=1 << 20, reason="by event")
-        asyncio.ensure_future(bus.publish(cancel_subject(self.request_id), event.SerializeToString()))
+        self._process.spawn(bus.publish(cancel_subject(self.request_id), event.SerializeToString()))

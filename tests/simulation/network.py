@@ -41,7 +41,9 @@ class SimServer:
 class Network:
     """Hosts by name, servers by address. ``keepalive_s``: a connection that is silent for longer breaks."""
 
-    def __init__(self, loop: VirtualLoop, random: Random, history: History, *, spikes: float, keepalive_s: float) -> None:
+    def __init__(
+        self, loop: VirtualLoop, random: Random, history: History, *, spikes: float, keepalive_s: float
+    ) -> None:
         self.loop = loop
         self.random = random
         self.history = history
@@ -266,7 +268,7 @@ class SimChannel:
     def unary_unary(self, path: str, *, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
         """The same for one message each way."""
 
-        async def call(request: Any, timeout: float | None = None) -> Any:  # noqa: ASYNC109
+        async def call(request: Any, timeout: float | None = None) -> Any:
             made = UnaryCall(self.connection(), path, request_serializer(request))
             async with asyncio.timeout(timeout):
                 return response_deserializer(await made.answer)

@@ -7,6 +7,8 @@ from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import grpc
+
 from tests.simulation.broker import SimBus, SimLink, SimRegistry
 from tests.simulation.clock import SimClock
 from tests.simulation.fabric import SimTransfer
@@ -19,6 +21,7 @@ from weir.engine.engine import Engine
 from weir.errors import Unavailable
 from weir.ids import WorkerKey, mint_incarnation
 from weir.lifecycle import Role
+from weir.rpc.convert import role_from_pb, role_to_pb
 from weir.rpc.limits import RpcLimits
 from weir.rpc.status import from_rpc_error
 from weir.rpc.v1 import worker_pb2, worker_pb2_grpc
@@ -27,6 +30,7 @@ from weir.services.controller.servicer import ControllerServicer
 from weir.services.controller.workers import RoleAnswer
 from weir.services.router.app import RouterApp, RouterSettings
 from weir.services.router.catalog import ServedModel
+from weir.services.router.commands import SendBeginPrefill
 from weir.services.worker.host import WorkerEdges, WorkerHost
 from weir.services.worker.parts import WorkerParts
 from weir.telemetry.metrics import ControllerMetrics
@@ -162,7 +166,11 @@ class WorkerNode(Node):
             parts.blocks.check_integrity()
             world.checks.after_step(self.host, parts)
 
-        return type("StepLoopOf" + self.host, (SimStepLoop,), {"step_s": staticmethod(step_s), "after_step": staticmethod(after_step)})
+        return type(
+            "StepLoopOf" + self.host,
+            (SimStepLoop,),
+            {"step_s": staticmethod(step_s), "after_step": staticmethod(after_step)},
+        )
 
     def crash(self, silent: bool) -> None:
         if self.worker is not None and self.process is not None:
@@ -192,8 +200,18 @@ class RouterNode(Node):
             open_channel=self.world.network.open_channel(process),
         )
         app.router._catalog.add(_served_model())
+        self._watch_attempts(app)
         await app.open()
         self.app = app
+
+    def _watch_attempts(self, app: RouterApp) -> None:
+        send = app.router._do[SendBeginPrefill]
+
+        def watched(command: SendBeginPrefill) -> None:
+            self.world.checks.begins(command.admission.request_id, command.attempt)
+            send(command)
+
+        app.router._do[SendBeginPrefill] = watched
 
     def crash(self, silent: bool) -> None:
         super().crash(silent)
@@ -228,10 +246,6 @@ class _SimWorkers:
         self, address: str, role: Role, *, expected_epoch: int, drain_timeout_ms: float, timeout_s: float
     ) -> RoleAnswer:
         """See WorkerPort."""
-        import grpc
-
-        from weir.rpc.convert import role_from_pb, role_to_pb
-
         channel = self._open_channel(address, limits=RpcLimits())
         request = worker_pb2.SetRoleRequest(
             role=role_to_pb(role), expected_epoch=expected_epoch, drain_timeout_ms=drain_timeout_ms

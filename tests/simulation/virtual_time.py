@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import heapq
 import selectors
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -68,7 +69,7 @@ class _TimerHandle(asyncio.TimerHandle):
 
 
 def _may_run(handle: asyncio.Handle) -> bool:
-    process = handle._context.get(_PROCESS)  # type: ignore[attr-defined]
+    process: Process | None = handle._context.get(_PROCESS)  # type: ignore[attr-defined]
     if process is None:
         return True
     if process.paused:
@@ -119,6 +120,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._clock_resolution = 1e-9
         self._max_turns = max_turns
         self._max_time_s = max_time_s
+        self._timers_made = 0
         self.turns = 0
         self.faults: list[str] = []
         self.kept: list[_Task] = []
@@ -148,7 +150,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Let ``process`` run again; what waited runs first, in order."""
         process.paused = False
         backlog, process.backlog = process.backlog, []
-        self._ready.extend(backlog)  # type: ignore[attr-defined]
+        self._ready.extend(backlog)
 
     def dispose(self) -> None:
         """Let go of everything without running any of it further."""
@@ -158,35 +160,32 @@ class VirtualLoop(asyncio.BaseEventLoop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             if not task.done():
                 with contextlib.suppress(BaseException):
-                    task.get_coro().close()  # type: ignore[union-attr]
+                    task.get_coro().close()
         self.kept.clear()
         self.close()
 
     # -- what asyncio calls -----------------------------------------------------------------------------
 
-    def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
         handle = _Handle(callback, args, self, context)
         if not self._over:
             self._ready.append(handle)
         return handle
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         # Timers of one moment run in the order in which they were made: a heap alone would not promise it.
-        self._timers_made = getattr(self, "_timers_made", 0) + 1
+        self._timers_made += 1
         timer = _TimerHandle(when + 1e-12 * (self._timers_made % 1000), callback, args, self, context)
         if not self._over:
-            self._push(timer)
+            heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+            timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
-    def _push(self, timer: asyncio.TimerHandle) -> None:
-        import heapq
-
-        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
-        timer._scheduled = True  # type: ignore[attr-defined]
-
-    def call_soon_threadsafe(
+    def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         """From a step thread: it arrives a little later, in order."""

@@ -8,6 +8,7 @@ import gc
 import itertools
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -71,9 +72,13 @@ class World:
         )
         self.fabric = LocalFabric(self.fabric_faults.faults())
         self.checks = Checks(self)
-        self.workers = {spec.name: WorkerNode(self, spec.name, _worker_config(plan, index)) for index, spec in enumerate(plan.workers)}
+        self.workers = {
+            spec.name: WorkerNode(self, spec.name, _worker_config(plan, index))
+            for index, spec in enumerate(plan.workers)
+        }
         self.routers = [
-            RouterNode(self, f"router{number}", _router_config(plan, number), LimitsConfig()) for number in range(plan.routers)
+            RouterNode(self, f"router{number}", _router_config(plan, number), LimitsConfig())
+            for number in range(plan.routers)
         ]
         self.controller = ControllerNode(self, CONTROLLER)
         self.clients = [Client(self, spec) for spec in plan.requests]
@@ -105,12 +110,15 @@ class World:
         await self._mend()
         self.checks.mended_s = self.loop.time()
         until_s = self.loop.time() + SETTLE_S
-        while self.loop.time() < until_s and not all(client.over for client in self.clients):
-            await asyncio.sleep(0.25)
+        await self._until(lambda: all(client.over for client in self.clients), until_s)
         await asyncio.sleep(self._rest_s())
-        while self.loop.time() < until_s and not self.checks.fleets_agree():
-            await asyncio.sleep(0.25)
+        await self._until(self.checks.fleets_agree, until_s)
         self.checks.at_the_end()
+
+    async def _until(self, condition: Callable[[], bool], latest_s: float) -> None:
+        """Look from time to time, as an operator would; nothing in the cluster tells that all is over."""
+        while self.loop.time() < latest_s and not condition():  # noqa: ASYNC110
+            await asyncio.sleep(WATCH_S)
 
     def _rest_s(self) -> float:
         """Time for what requests have left behind: graces, leases and reads end by themselves."""
@@ -131,8 +139,7 @@ class World:
         for node in self.nodes.values():
             node.resume()
             node.start()
-        while not all(node.ready for node in self.nodes.values()):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        await self._until(lambda: all(node.ready for node in self.nodes.values()), float("inf"))
 
     # -- faults -----------------------------------------------------------------------------------------
 
