@@ -115,13 +115,14 @@ def soak(
     output_tokens: Annotated[int, Flag(min=1)] = 8,
     mixed: Annotated[bool, Flag("--mixed", help="Two mixed workers instead of a pair")] = False,
     seed: Annotated[int, Flag(min=0)] = 0,
+    num_blocks: Annotated[int, Flag(min=64, help="KV blocks of each worker")] = 512,
     out: Json = None,
 ) -> None:
     """Send many requests: does any process grow?"""
     from weir.cli.bench_soak import SoakShape, run_bench_soak
     from weir.cli.paths import model_dir
 
-    shape = SoakShape(requests, concurrency, input_tokens, output_tokens, seed)
+    shape = SoakShape(requests, concurrency, input_tokens, output_tokens, seed, num_blocks)
     asyncio.run(run_bench_soak(console, model_dir(model), shape, mixed, out))
 
 

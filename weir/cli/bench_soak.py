@@ -24,13 +24,17 @@ BATCHES = 10
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SoakShape:
-    """``requests`` in all, ``concurrency`` at once; every tenth prompt is eight times as long as ``input_tokens``."""
+    """``requests`` in all, ``concurrency`` at once; every tenth prompt is eight times as long as ``input_tokens``.
+
+    ``num_blocks`` of KV per worker: few, so that all of the pool has been touched early and stops adding to the RSS.
+    """
 
     requests: int
     concurrency: int
     input_tokens: int
     output_tokens: int
     seed: int = 0
+    num_blocks: int = 512
 
 
 def read_processes(cluster: Cluster, requests: int) -> dict[str, Reading]:
@@ -82,7 +86,13 @@ async def run_bench_soak(
     split = 0 if mixed else 1
     with tempfile.TemporaryDirectory(prefix="weir-bench-") as scratch:
         spec = ClusterSpec(
-            model_dir, model_dir.name, Path(scratch), prefill=split, decode=split, mixed=2 if mixed else 0
+            model_dir,
+            model_dir.name,
+            Path(scratch),
+            prefill=split,
+            decode=split,
+            mixed=2 if mixed else 0,
+            worker_flags=("--num-blocks", str(shape.num_blocks)),
         )
         async with Cluster(spec) as cluster:
             readings, failed = await measure_soak(console, cluster, shape)
