@@ -15,7 +15,7 @@ from collections.abc import Callable
 from google.protobuf.message import DecodeError
 
 from weir.balance.decide import BalanceController
-from weir.balance.decision import Action, Decision
+from weir.balance.decision import Decision
 from weir.clock import Clock
 from weir.errors import FailedPrecondition, WeirError
 from weir.events.bus import Event, EventBus, Subscription
@@ -63,7 +63,7 @@ class BalanceLoop:
         self._subscriptions: list[Subscription] = []
         self._task: asyncio.Task[None] | None = None
         self._action: asyncio.Task[None] | None = None
-        self._last_reason = ""
+        self._last_kind = ""
 
     async def open(self) -> None:
         """Subscribe, then begin. Raises Unavailable when the subscriptions are not confirmed."""
@@ -131,11 +131,11 @@ class BalanceLoop:
         await self._bus.publish(DECISION, event.SerializeToString())
 
     def _write(self, decision: Decision) -> None:
-        """One line a decision; doing nothing for the same kind of reason again is not worth one at this level."""
-        quiet = decision.action is Action.NONE and not decision.cancels
-        kind = decision.reason.partition(" ")[0]
-        level = logging.DEBUG if quiet and kind == self._last_reason else logging.INFO
-        self._last_reason = kind
+        """One line a decision; the same again, without anything being changed, is not worth one at this level."""
+        quiet = not (decision.action.lasting or decision.cancels)
+        kind = decision.action.value
+        level = logging.DEBUG if quiet and kind == self._last_kind else logging.INFO
+        self._last_kind = kind
         log(_log, level, "advice" if self.dry_run else "decision", **log_fields(decision))
 
     def _begin(self, decision: Decision) -> None:

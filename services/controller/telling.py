@@ -12,6 +12,7 @@ from weir.rpc.v1 import events_pb2
 ACTIONS: dict[Action, events_pb2.BalanceAction] = {
     action: getattr(events_pb2, f"BALANCE_ACTION_{action.name}") for action in Action
 }
+STANDING = (events_pb2.BALANCE_ACTION_LOCAL_PREFILL, events_pb2.BALANCE_ACTION_BACK_PRESSURE)
 MAX_REASON_CHARS = 2_000
 SHOWN = ("rate", "isl_mean", "osl_mean", "hit_ratio", "phi", "capacity", "used", "tau_s", "forecast", "forecast_error")
 
@@ -59,7 +60,10 @@ def log_fields(decision: Decision) -> dict[str, object]:
 
 
 class DecisionLog:
-    """The last ``most_kept`` decisions that were not to do nothing, and the last one of all."""
+    """The last ``most_kept`` decisions that changed something or are news, and the last one of all.
+
+    Doing nothing is no news; nor is advice (local prefill, back-pressure) that was given the last time too.
+    """
 
     def __init__(self, most_kept: int) -> None:
         assert most_kept > 0, most_kept
@@ -68,6 +72,7 @@ class DecisionLog:
 
     def add(self, event: events_pb2.DecisionEvent) -> None:
         """Note a decision."""
+        again = self.latest is not None and self.latest.action == event.action and event.action in STANDING
         self.latest = event
-        if event.action != events_pb2.BALANCE_ACTION_NONE or event.cancels:
+        if (event.action != events_pb2.BALANCE_ACTION_NONE and not again) or event.cancels:
             self.kept.append(event)

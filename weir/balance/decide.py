@@ -128,7 +128,7 @@ class BalanceController:
         ready = ready_workers(seen, now_s, limits.stale_s)
         if not ready:
             return self._no_worker(seen, now_s)
-        if broken := self._repair(ready, now_s):
+        if broken := self._repair(seen, ready, now_s):
             return broken
         if limits.scale and len(seen.workers) > limits.max_workers:
             over = f"{len(seen.workers)} workers, the budget is {limits.max_workers}"
@@ -264,8 +264,8 @@ class BalanceController:
             return self._begin(now_s, Action.SCALE_UP, "no worker is ready", role=Role.MIXED)
         return self._hold(now_s, "no worker is ready")
 
-    def _repair(self, ready: Sequence[WorkerFacts], now_s: float) -> Decision | None:
-        """Nobody prefills, or nobody decodes: that cannot wait for patience, only for a worker that may flip."""
+    def _repair(self, seen: Observation, ready: Sequence[WorkerFacts], now_s: float) -> Decision | None:
+        """Nobody prefills, or nobody decodes: at once when requests come; else others may be starting."""
         roles = roles_of(ready)
         prefills, decodes = roles.prefill + roles.mixed, roles.decode + roles.mixed
         if prefills and decodes:
@@ -278,7 +278,11 @@ class BalanceController:
         role = Role.MIXED if len(ready) == 1 else missing
         action = Action.ALL_MIXED if role is Role.MIXED else Action.FLIP
         text = f"{roles}: no worker is left that can {missing.value}"
-        return self._begin(now_s, action, text, flips=(Flip(worker.worker_id, role, worker.epoch),))
+        flips = (Flip(worker.worker_id, role, worker.epoch),)
+        idle = seen.traffic.empty and seen.traffic.refused_per_s <= 0 and not any(one.load for one in ready)
+        if idle:
+            return self._when_confirmed("repair", now_s, self.limits.confirm_down_s, action, text, flips=flips)
+        return self._begin(now_s, action, text, flips=flips)
 
     def _down(
         self,

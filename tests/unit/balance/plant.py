@@ -66,9 +66,10 @@ class Plant:
         self._made = 0
         self._bucket = 0
         for role in self.roles:
-            self._add(role)
+            self.add(role)
 
-    def _add(self, role: Role) -> None:
+    def add(self, role: Role) -> None:
+        """Another worker is there."""
         self._made += 1
         worker_id = f"w{self._made:03d}"
         self.workers[worker_id] = WorkerFacts(worker_id, role, 1, self.now_s)
@@ -94,7 +95,7 @@ class Plant:
             self._later(self.flip_s, lambda f=flip: self.set_role(f.worker_id, f.role))  # type: ignore[misc]
         if decision.action is Action.SCALE_UP and self.starts_work:
             assert decision.role is not None
-            self._later(self.start_s, lambda role=decision.role: self._add(role))  # type: ignore[misc]
+            self._later(self.start_s, lambda role=decision.role: self.add(role))  # type: ignore[misc]
         if decision.action is Action.SCALE_DOWN:
             self.die(decision.worker_id)
 

@@ -133,6 +133,18 @@ def test_dead_workers_are_made_good() -> None:
     assert plant.counts() == (0, 0, 1), "the last one does everything"
 
 
+def test_workers_that_are_just_starting_are_not_made_mixed() -> None:
+    def traffic(t: float) -> Mix:
+        return Mix(0.0)
+
+    plant, controller = Plant([D], traffic), BalanceController(BalanceLimits(slo=SLO))
+    assert drive(plant, controller, 10) == [], "a decode worker alone, and no request yet"
+    plant.add(P)
+    assert drive(plant, controller, 60) == []
+    alone = lasting(drive(Plant([D], traffic), BalanceController(BalanceLimits(slo=SLO)), 125))
+    assert [one.action for one in alone] == [Action.ALL_MIXED], "nobody else came"
+
+
 def test_a_full_budget_is_never_exceeded_and_an_exceeded_one_goes_down_first() -> None:
     limits = replace(SCALING, max_workers=3)
     plant, controller = Plant([P, P, D, D, D], lambda t: Mix(30.0)), BalanceController(limits)
