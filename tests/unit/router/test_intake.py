@@ -140,3 +140,25 @@ async def test_without_any_model_nothing_can_be_served(make: Callable[..., Intak
 def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json"):
         load_model("", tmp_path, 0.0)
+
+
+async def test_slos_by_default_and_impossible_ones(make: Callable[..., Intake]) -> None:
+    intake = make(slo_limit_ms=1_000.0, slo_ttft_ms=300.0)
+    checked = await check(intake)
+    assert (checked.slo_ttft_ms, checked.slo_tpot_ms) == (300.0, 0.0)
+    checked = await check(intake, slo_ttft_ms=100.0, slo_tpot_ms=20.0)
+    assert (checked.slo_ttft_ms, checked.slo_tpot_ms) == (100.0, 20.0)
+    for name in ("slo_ttft_ms", "slo_tpot_ms"):
+        for value in (-1.0, float("nan"), float("inf"), 1_000.5):
+            with pytest.raises(InvalidArgument) as caught:
+                await check(intake, **{name: value})
+            assert caught.value.field == name
+
+
+async def test_the_budget_of_generated_tokens(make: Callable[..., Intake]) -> None:
+    intake = make(max_output_tokens=20)
+    assert (await check(intake)).sampling.max_tokens == 16
+    chat = ChatPrompt([{"role": "user", "content": "abc"}])
+    assert (await check(intake, chat)).sampling.max_tokens == 20
+    with pytest.raises(InvalidArgument, match="max_tokens = 21: at most 20"):
+        await check(intake, max_tokens=21)
