@@ -135,6 +135,9 @@ class RequestBook:
             dispatched = entry.prefill is not None or entry.decode is not None
             places = entry.waiting + dispatched + (entry.retry_s != NEVER_S)
             assert places == 1, f"{entry.request_id} is in {places} places"
+        for view in self._fleet:
+            decoding = {entry.request_id for entry in self._entries.values() if entry.decode == view.key}
+            assert view.bound == decoding, f"{view.key} is thought to decode what it does not"
 
     # facts: from the door
 

@@ -290,6 +290,11 @@ class WorkerView:
                 self._tpot_limit_ms = min((limit for limit, _ in self._bound.values()), default=_INF)
 
     @property
+    def bound(self) -> set[str]:
+        """Requests of this router that decode there, or will."""
+        return set(self._bound)
+
+    @property
     def joining(self) -> int:
         """Requests of this router that are bound there and do not decode yet."""
         return len(self._joining)

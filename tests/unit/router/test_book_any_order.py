@@ -8,6 +8,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.router.slo_fleet import PROFILE
 from tests.unit.router.stage import D1, D2, LEASE, M1, MODEL, P1, P2, ROLES, info
 from weir.engine.sampling import SamplingParams
 from weir.errors import ResourceExhausted
@@ -27,8 +28,10 @@ from weir.services.router.commands import (
 )
 from weir.services.router.facts import BookLimits, EndedNews, FirstTokenNews
 from weir.services.router.fleet import Fleet, Load
-from weir.services.router.policy import LeastLoaded
+from weir.services.router.policy import LeastLoaded, Policy
+from weir.services.router.prefixes import PrefixMap, PromptKeys
 from weir.services.router.retry import RetryBudget
+from weir.services.router.slo_policy import SloOptions, SloPolicy
 
 WORKERS = (P1, P2, D1, D2, M1)
 CODES = ("OK", "RESOURCE_EXHAUSTED", "INTERNAL", "CANCELLED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "INVALID_ARGUMENT")
@@ -44,9 +47,12 @@ class Chaos:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.fleet = Fleet()
+        self.prefixes = PrefixMap(50)
+        options = SloOptions(queue_ms=50.0, local_tokens=2, max_joins=3)
+        policy: Policy = SloPolicy(self.prefixes, options, self.random.random) if seed % 2 else LeastLoaded()
         limits = BookLimits(max_active=6, max_queued=3, queue_timeout_s=5.0, max_attempts=4)
         budget = RetryBudget(1.0, 100)
-        self.book = RequestBook(self.fleet, LeastLoaded(), limits, budget, self.random.random)
+        self.book = RequestBook(self.fleet, policy, limits, budget, self.random.random)
         self.now_s = 1.0
         self.live: set[Leg] = set()
         self.owes_first: set[Leg] = set()
@@ -58,7 +64,7 @@ class Chaos:
             self.up(worker)
 
     def up(self, worker: WorkerKey) -> None:
-        self.fleet.put(info(worker, num_blocks=8)).connected = True
+        self.fleet.put(info(worker, num_blocks=8, profile=PROFILE)).connected = True
         self.book.fleet_changed(self.now_s)
 
     # looking at commands
@@ -129,6 +135,9 @@ class Chaos:
             received_s=self.now_s,
             deadline_s=self.now_s + self.random.uniform(0.01, LIFETIME_S),
             priority=self.random.randrange(3),
+            tenant=self.random.choice(("", "a", "b")),
+            slo_ttft_ms=self.random.choice((0.0, 0.0, 5.0, 500.0)),
+            slo_tpot_ms=self.random.choice((0.0, 0.0, 5.0, 50.0)),
         )
         self.sent[request_id] = 0
         try:
@@ -193,6 +202,8 @@ class Chaos:
         pending = 100 if view.info.role is not Role.DECODE else 0
         load = Load(self.reports, 1, 0, self.random.randrange(pending + 1), self.random.randrange(9), 8)
         view.take_report(load, self.now_s)
+        hashes = PromptKeys(range(20), b"").hashes(view.info.fingerprint, view.info.block_size)
+        self.prefixes.stored(view.key, hashes[: self.random.randrange(5)])
         self.book.fleet_changed(self.now_s)
 
     def leave(self) -> None:
