@@ -221,10 +221,8 @@ class Cluster:
         waiting = self._waiting
         while waiting and self._place(waiting[0]):
             waiting.popleft()
-        if self._unbound:
-            for request in list(self._unbound):
-                if not self._bind(request):
-                    break
+        while self._unbound and self._bind(next(iter(self._unbound))):
+            pass
 
     def _place(self, request: Request) -> bool:
         now_s = self.events.now_s
@@ -256,6 +254,7 @@ class Cluster:
         now_s = self.events.now_s
         source_view = self.views.get(source)
         if source_view is None:
+            self._unbound.pop(request, None)
             return True
         view = self._policy.choose_decode(self.fleet.serving(MODEL), source_view, request.demand, now_s)
         if view is None:
