@@ -38,6 +38,7 @@ class WorkerInfo:
     model_path: str = ""
     max_running: int = 0
     kv_bytes_per_token: float = 0.0
+    heartbeat_s: float = 0.0
     profile: Profile | None = None
 
 
@@ -363,7 +364,8 @@ class Fleet:
         """Workers that may be given new work for ``model``; kept until one comes, goes or changes."""
         roster = self._rosters.get(model)
         if roster is None:
-            roster = Roster(view for view in self._workers.values() if view.usable and view.info.model == model)
+            views = [view for view in self._workers.values() if view.usable and view.info.model == model]
+            roster = Roster(views, followed=True)
             self._rosters[model] = roster
         return roster
 

@@ -24,14 +24,16 @@ STALE_SHARE = 4
 
 
 class Group:
-    """Workers of one role. ``touch`` whenever the load of one changes."""
+    """Workers of one role. ``followed``: whoever changes the load of one calls ``touch`` of the view's group."""
 
     __slots__ = ("_heap", "_serial", "views")
 
-    def __init__(self, views: Sequence[WorkerView]) -> None:
+    def __init__(self, views: Sequence[WorkerView], *, followed: bool) -> None:
         self.views = views
         self._serial = 0
         self._heap: list[tuple[float, int, float, int, int, WorkerView]] | None = None
+        if not followed:
+            return
         for view in views:
             view.group = self
         if len(views) > SMALL:
@@ -83,13 +85,13 @@ class Group:
 
 
 class Roster(list["WorkerView"]):
-    """All of them, as a list that is not changed, and by role."""
+    """All of them, as a list that is not changed, and by role. Only one roster at a time follows a worker."""
 
-    def __init__(self, views: Iterable[WorkerView]) -> None:
+    def __init__(self, views: Iterable[WorkerView], *, followed: bool = False) -> None:
         super().__init__(views)
-        self.prefills = Group([view for view in self if view.info.role is Role.PREFILL])
-        self.decodes = Group([view for view in self if view.info.role is Role.DECODE])
-        self.mixed = Group([view for view in self if view.info.role is Role.MIXED])
+        self.prefills = Group([view for view in self if view.info.role is Role.PREFILL], followed=followed)
+        self.decodes = Group([view for view in self if view.info.role is Role.DECODE], followed=followed)
+        self.mixed = Group([view for view in self if view.info.role is Role.MIXED], followed=followed)
         self.members = {view.key: view for view in self}
         self.readable = frozenset(view.info.fingerprint for view in self.decodes.views)
         """Fingerprints of KV that some decode worker can read."""

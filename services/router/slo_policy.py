@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weir.services.router.fleet import WorkerView
-from weir.services.router.policy import Choice, Demand, Forecast, has_room, without
+from weir.services.router.policy import Choice, Demand, Forecast, has_room
 from weir.services.router.prefixes import PrefixMap
 from weir.services.router.roster import Group, Roster
 
@@ -41,6 +41,7 @@ MIN_JOINS = 4
 NO_DECODE_MS = 100.0
 """Price of a prefill for which no decode worker has room yet."""
 UNKNOWN_OUTPUT = 128
+MISSED_BEATS = 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,14 @@ class SloOptions:
     """``queue_ms``: requests wait in the router rather than at a worker once the wait there is longer.
 
     ``local_tokens``: prompts with at most this much to compute may be prefilled on a decode worker that is not
-    forced to. ``max_joins``: sequences on their way to one decode worker. ``late_s``: a worker silent for this long
-    gets nothing new.
+    forced to. ``max_joins``: sequences on their way to one decode worker. ``late_s``: a worker silent for this long,
+    and for MISSED_BEATS of its heartbeats, gets nothing new.
     """
 
     queue_ms: float = 1_000.0
     local_tokens: int = 16
     max_joins: int = 32
-    late_s: float = 2.5
+    late_s: float = math.inf
 
 
 class Quote(NamedTuple):
@@ -83,7 +84,7 @@ class SloPolicy:
 
     def choose(self, workers: Sequence[WorkerView], demand: Demand, now_s: float) -> Choice | None:
         """See Policy."""
-        roster = _roster(workers, demand)
+        roster = _roster(workers)
         best = self._best(roster, demand, now_s)
         if best is None:
             return None
@@ -101,7 +102,7 @@ class SloPolicy:
 
         When roles have changed and no decode worker is left, a mixed one takes what was prefilled for one.
         """
-        roster = _roster(workers, demand)
+        roster = _roster(workers)
         group = roster.decodes if roster.decodes.views else roster.mixed
         quotes = [
             quote
@@ -113,7 +114,7 @@ class SloPolicy:
 
     def forecast(self, workers: Sequence[WorkerView], demand: Demand, now_s: float) -> Forecast | None:
         """See Policy."""
-        roster = _roster(workers, demand)
+        roster = _roster(workers)
         best = self._best(roster, demand, now_s)
         if best is None:
             return None
@@ -239,25 +240,28 @@ class SloPolicy:
 
     def _cached(self, view: WorkerView, demand: Demand) -> int:
         """Tokens of the prompt that ``view`` is thought to have."""
-        if demand.keys is None:
+        if demand.keys is None or not self._prefixes:
             return 0
         info = view.info
         size = info.block_size
         return size * self._prefixes.depth(info.key, demand.keys.hashes(info.fingerprint, size))
 
     def _candidates(self, group: Group, roster: Roster, demand: Demand, now_s: float) -> Sequence[WorkerView]:
-        """Workers to be looked at: least busy, some drawn, those with the prefix; all but broken and silent ones.
+        """Workers to be looked at: least busy, some drawn, those with the prefix.
 
-        When none is left but broken and silent ones, they are tried: better than nobody.
+        Those that failed this request, broken and silent ones only when there are no others: better than nobody.
         """
         views = group.candidates(self._draw)
-        if views is not group.views and demand.keys is not None:
+        if views is not group.views and demand.keys is not None and self._prefixes:
             views = self._with_holders(views, group, roster, demand)
-        late_s = now_s - self._options.late_s
-        well = [view for view in views if view.heard_s >= late_s and view.breaker.allows(now_s)]
-        if well:
-            return well
-        return [view for view in views if view.breaker.allows(now_s)] or views
+        if demand.avoid:
+            views = [view for view in views if view.info.key not in demand.avoid] or views
+        well = [view for view in views if view.breaker.allows(now_s) and not self._late(view, now_s)]
+        return well or [view for view in views if view.breaker.allows(now_s)] or views
+
+    def _late(self, view: WorkerView, now_s: float) -> bool:
+        silent_s = now_s - view.heard_s
+        return silent_s > self._options.late_s and silent_s > MISSED_BEATS * view.info.heartbeat_s
 
     def _with_holders(
         self, views: Sequence[WorkerView], group: Group, roster: Roster, demand: Demand
@@ -286,9 +290,8 @@ class SloPolicy:
         return speed.step_ms(running + joining + 1, context, now_s) <= (1.0 + JOIN_STRETCH) * now
 
 
-def _roster(workers: Sequence[WorkerView], demand: Demand) -> Roster:
-    roster = workers if isinstance(workers, Roster) else Roster(workers)
-    return roster if not demand.avoid else Roster(without(roster, demand.avoid))
+def _roster(workers: Sequence[WorkerView]) -> Roster:
+    return workers if isinstance(workers, Roster) else Roster(workers)
 
 
 def _waited_ms(demand: Demand, now_s: float) -> float:

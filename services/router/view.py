@@ -75,6 +75,7 @@ def info_of(record: events_pb2.WorkerRecord) -> WorkerInfo:
         context_tokens=record.context_tokens,
         model_path=record.model_path,
         max_running=record.max_running,
+        heartbeat_s=record.heartbeat_s,
         kv_bytes_per_token=kv_bytes_per_token(record.fingerprint),
         profile=profile_of(record),
     )

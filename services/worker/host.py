@@ -321,6 +321,7 @@ class WorkerHost:
             model_path=self.parts.model_path,
             started_unix_s=self.started_unix_s,
             max_running=self.config.max_running,
+            heartbeat_s=self.config.heartbeat_s + self.config.load_report_s,
             profile=None if self.parts.profile is None else profile_to_pb(self.parts.profile),
         )
 

@@ -236,7 +236,7 @@ class Fluid:
         self._outputs: dict[str, int] = {}
         self._tenants: dict[str, str] = {}
         self.fleet = Fleet(lambda worker: rng.random())
-        policy = policy or SloPolicy(PrefixMap(1000), options or SloOptions(late_s=1e9), rng.random)
+        policy = policy or SloPolicy(PrefixMap(1000), options or SloOptions(), rng.random)
         self.book = RequestBook(self.fleet, policy, BookLimits(**limits), RetryBudget(0.2, 10), rng.random)
         self.workers: dict[WorkerKey, Worker] = {}
         for number in range(prefills):

@@ -160,7 +160,7 @@ def test_a_worker_that_becomes_slow_gets_less_within_seconds() -> None:
 
 
 def test_a_light_tenant_is_served_as_if_the_heavy_one_were_not_there() -> None:
-    fluid = Fluid(1, 1, options=SloOptions(queue_ms=200.0, late_s=1e9))
+    fluid = Fluid(1, 1, options=SloOptions(queue_ms=200.0))
     for number in range(300):  # five times what the worker can do
         fluid.offer(number / 50, f"heavy{number}", 200, 20, tenant="heavy")
     for number in range(12):
@@ -174,7 +174,7 @@ def test_a_light_tenant_is_served_as_if_the_heavy_one_were_not_there() -> None:
 
 
 def test_limits_of_a_tenant_and_priorities() -> None:
-    fluid = Fluid(1, 1, options=SloOptions(queue_ms=100.0, late_s=1e9), tenant_max_active=20, tenant_max_queued=10)
+    fluid = Fluid(1, 1, options=SloOptions(queue_ms=100.0), tenant_max_active=20, tenant_max_queued=10)
     for number in range(40):
         fluid.offer(0.0, f"a{number}", 200, 5, tenant="a")
     fluid.offer(0.0, "b", 200, 5, tenant="b")
@@ -188,7 +188,7 @@ def test_limits_of_a_tenant_and_priorities() -> None:
 
 def test_who_waits_too_long_for_its_slo_is_refused_before_prefill() -> None:
     """Predicted in time, but the worker got slow: the queue's own deadline ends the wait."""
-    fluid = Fluid(1, 1, options=SloOptions(queue_ms=100.0, late_s=1e9))
+    fluid = Fluid(1, 1, options=SloOptions(queue_ms=100.0))
     for number in range(8):
         fluid.offer(0.0, f"r{number}", 200, 5)
     fluid.workers[key("p0")].slowness = 20.0

@@ -219,7 +219,7 @@ def test_among_many_workers_the_idle_and_the_cached_ones_are_found() -> None:
 
 
 def test_silent_broken_and_refusing_workers_get_nothing_new_while_there_are_others() -> None:
-    desk = Desk(prefills=3, decodes=1)
+    desk = Desk(prefills=3, decodes=1, options=SloOptions(late_s=2.5))
     desk.now_s += 3.0
     for name in ("p1", "p2", "d0"):
         desk.view(name).heard_s = desk.now_s
@@ -229,15 +229,27 @@ def test_silent_broken_and_refusing_workers_get_nothing_new_while_there_are_othe
     desk.view("p2").refuses_prefill_until_s = desk.now_s + 1
     assert names(desk.choose(desk.demand()))[0] == "" if desk.choose(desk.demand()) else True
     desk.view("p1").breaker.succeeded()
-    lone = Desk(prefills=1, decodes=1)
+    lone = Desk(prefills=1, decodes=1, options=SloOptions(late_s=2.5))
     lone.now_s += 60.0  # everybody is silent: that is this router's trouble
     assert names(lone.choose(lone.demand()))[0] == "p0"
 
 
-def test_workers_that_failed_the_request_are_avoided() -> None:
+def test_a_worker_that_beats_slowly_is_not_late_before_it_misses_some() -> None:
+    desk = Desk(prefills=1, decodes=1, options=SloOptions(late_s=2.5))
+    desk.add("p9", Role.PREFILL, heartbeat_s=4.0)
+    desk.now_s += 9.0
+    desk.view("d0").heard_s = desk.now_s
+    assert {names(desk.send(desk.demand()))[0] for _ in range(5)} == {"p9"}
+    desk.now_s += 2.0
+    desk.view("p0").heard_s = desk.now_s
+    assert {names(desk.send(desk.demand()))[0] for _ in range(5)} == {"p0"}
+
+
+def test_workers_that_failed_the_request_are_avoided_unless_they_are_the_last() -> None:
     desk = Desk(prefills=2, decodes=1)
     for _ in range(4):
         assert names(desk.send(desk.demand(avoid=frozenset({key("p0")}))))[0] == "p1"
+    assert names(desk.send(desk.demand(avoid=frozenset({key("p0"), key("p1")}))))[0] in ("p0", "p1")
 
 
 def test_without_a_decode_worker_that_can_read_it_a_prefill_worker_is_of_no_use() -> None:

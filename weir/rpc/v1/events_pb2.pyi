@@ -139,7 +139,7 @@ class WorkerProfile(_message.Message):
     def __init__(self, prefill_s: _Optional[_Iterable[float]] = ..., step_s: _Optional[_Iterable[float]] = ..., read_s: _Optional[_Iterable[float]] = ..., rough: bool = ..., device: _Optional[str] = ..., threads: _Optional[int] = ...) -> None: ...
 
 class WorkerRecord(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "role_epoch", "address", "draining", "model", "fingerprint", "num_blocks", "block_size", "context_tokens", "model_path", "started_unix_s", "max_running", "profile")
+    __slots__ = ("worker_id", "incarnation", "role", "role_epoch", "address", "draining", "model", "fingerprint", "num_blocks", "block_size", "context_tokens", "model_path", "started_unix_s", "max_running", "profile", "heartbeat_s")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,7 @@ class WorkerRecord(_message.Message):
     STARTED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     role: _common_pb2.Role
@@ -170,7 +171,8 @@ class WorkerRecord(_message.Message):
     started_unix_s: float
     max_running: int
     profile: WorkerProfile
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., role_epoch: _Optional[int] = ..., address: _Optional[str] = ..., draining: bool = ..., model: _Optional[str] = ..., fingerprint: _Optional[_Union[_kv_pb2.KvFingerprint, _Mapping]] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., context_tokens: _Optional[int] = ..., model_path: _Optional[str] = ..., started_unix_s: _Optional[float] = ..., max_running: _Optional[int] = ..., profile: _Optional[_Union[WorkerProfile, _Mapping]] = ...) -> None: ...
+    heartbeat_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., role_epoch: _Optional[int] = ..., address: _Optional[str] = ..., draining: bool = ..., model: _Optional[str] = ..., fingerprint: _Optional[_Union[_kv_pb2.KvFingerprint, _Mapping]] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., context_tokens: _Optional[int] = ..., model_path: _Optional[str] = ..., started_unix_s: _Optional[float] = ..., max_running: _Optional[int] = ..., profile: _Optional[_Union[WorkerProfile, _Mapping]] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
 
 class RoleFlip(_message.Message):
     __slots__ = ("worker_id", "role", "expected_epoch")
