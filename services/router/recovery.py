@@ -107,11 +107,13 @@ class Recovery:
 
         Until the registry tells of the change the worker is left alone for a moment.
         """
+        until_s = now_s + MIN_REFUSAL_S
         view = self._fleet.get(worker)
         if view is not None and prefill:
-            view.refuses_prefill_until_s = now_s + MIN_REFUSAL_S
+            view.refuses_prefill_until_s = until_s
         elif view is not None:
-            view.refuses_decode_until_s = now_s + MIN_REFUSAL_S
+            view.refuses_decode_until_s = until_s
+        self._timers.watch(entry, until_s)
         counts = entry.attempt >= MAX_MOVES
         self.leg_gone(entry, worker, prefill, error, now_s, charged=counts, counts=counts)
 
