@@ -60,6 +60,10 @@ PURE = [name for layer, name in LAYERS if layer == 2] + [
     "weir.services.router.policy",
     "weir.services.prefill.desk",
     "weir.services.decode.reads",
+    "weir.services.controller.ledger",
+    "weir.services.controller.senses",
+    "weir.services.controller.speed",
+    "weir.services.controller.telling",
 ]
 IMPURE_IMPORTS = {
     "grpc",
