@@ -264,7 +264,7 @@ class DecodeDesk:
             self.cancel(key.request_id, key.attempt - 1, "a newer attempt began")
         kv = None
         if source is not None:
-            kv = SequenceReads(key, source, self._ours, request.context_len, self._max_reads)
+            kv = SequenceReads(key, source, self._ours, request.prompt + request.generated, self._max_reads)
         attempt = _Attempt(request, session, kv)
         self._attempts[key] = attempt
         self._by_request.setdefault(key.request_id, {})[key.attempt] = attempt

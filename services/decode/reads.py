@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 from weir.errors import KvReadVoid
 from weir.ids import RequestKey
 from weir.transfer.fingerprint import Fingerprint
-from weir.transfer.ticket import BlockRef, PeerDescriptor, Ticket, VoidReason, check_ticket
+from weir.transfer.ticket import (
+    BlockRef,
+    PeerDescriptor,
+    Ticket,
+    VoidReason,
+    check_seal,
+    check_ticket,
+    context_digest,
+)
 
 MAX_READS_PER_SEQUENCE = 2
 
@@ -108,6 +116,8 @@ Action = StartRead | KvProven | KvComplete | LeaseUnneeded | Void | Refused | Re
 class SequenceReads:
     """State machine of one sequence's reads; every method returns what is to be done now, in order.
 
+    ``context``: the tokens whose KV it needs; a ticket that was issued for others is void.
+
     Times are seconds; ``now_s`` on any monotonic clock, ``now_unix_s`` since 1970.
     """
 
@@ -116,9 +126,10 @@ class SequenceReads:
         key: RequestKey,
         peer: PeerDescriptor,
         ours: Fingerprint,
-        context_len: int,
+        context: Sequence[int],
         max_reads: int = MAX_READS_PER_SEQUENCE,
     ) -> None:
+        context_len = len(context)
         assert context_len >= 1, context_len
         self.key = key
         self.peer = peer
@@ -127,6 +138,7 @@ class SequenceReads:
         self._ours = ours
         self._size = ours.block_size
         self._context_len = context_len
+        self._context = context_digest(context)
         self._num_blocks = -(-context_len // ours.block_size)
         self._max_reads = max_reads
         self._table: Sequence[int] = ()
@@ -255,6 +267,7 @@ class SequenceReads:
             raise KvReadVoid(VoidReason.MALFORMED.value, detail)
         if not whole and ticket.num_tokens % self._size:
             raise KvReadVoid(VoidReason.MALFORMED.value, "a block is announced that is neither full nor the last")
+        check_seal(ticket, self._context)
 
     def _offer_complete(self, ticket: Ticket) -> list[Action]:
         if self._last is None and self._timings.reads == 0:

@@ -29,7 +29,7 @@ from weir.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted,
 from weir.ids import RequestKey, WorkerKey
 from weir.lifecycle import FinishReason
 from weir.transfer.lease import LeaseEnd, LeaseTable
-from weir.transfer.ticket import BlockRef, Ticket
+from weir.transfer.ticket import BlockRef, Ticket, context_digest, sealed
 
 MAX_ATTEMPTS = 1 << 14
 MAX_NEWS = 1 << 16
@@ -113,10 +113,17 @@ class _Attempt:
     holding: bool = False
     closing: AttemptOver | None = None
     token: TokensOut | None = None
+    digest: bytes = b""
 
     @property
     def key(self) -> RequestKey:
         return self.request.key
+
+    def context(self) -> bytes:
+        """The digest of its tokens, made when it is first asked for."""
+        if not self.digest:
+            self.digest = context_digest(self.request.prompt + self.request.generated)
+        return self.digest
 
 
 @dataclass(slots=True)
@@ -346,7 +353,7 @@ class PrefillDesk:
         # Before the end only full blocks are sealed, while the chunk may stop inside the next one.
         final = event.num_tokens >= attempt.request.context_len
         num_tokens = event.num_tokens if final else (indices[-1] + 1) * self._block_size
-        return Ticket(
+        ticket = Ticket(
             key=attempt.key,
             lease_id=attempt.lease_id,
             source=self.worker,
@@ -357,6 +364,7 @@ class PrefillDesk:
             final=final,
             deadline_unix_s=deadline_unix_s,
         )
+        return sealed(ticket, attempt.context())
 
     def _tell_first_token(self, attempt: _Attempt, finish: FinishReason | None, usage: Usage) -> None:
         made = attempt.token

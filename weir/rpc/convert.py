@@ -221,6 +221,7 @@ def ticket_to_pb(ticket: Ticket) -> kv_pb2.KvTicket:
         num_tokens=ticket.num_tokens,
         final=ticket.final,
         deadline_unix_s=ticket.deadline_unix_s,
+        seal=ticket.seal,
     )
 
 
@@ -237,6 +238,7 @@ def ticket_from_pb(pb: kv_pb2.KvTicket) -> Ticket:
         num_tokens=pb.num_tokens,
         final=pb.final,
         deadline_unix_s=pb.deadline_unix_s,
+        seal=pb.seal,
     )
 
 

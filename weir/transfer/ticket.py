@@ -8,8 +8,10 @@ generation differs from the ticket's, or the checksum from the data's, the read 
 from __future__ import annotations
 
 import enum
+import hashlib
+import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weir.errors import KvReadVoid
 from weir.ids import RequestKey, WorkerKey
@@ -27,6 +29,7 @@ class VoidReason(enum.Enum):
     LEASE_EXPIRED = "lease_expired"
     OUT_OF_RANGE = "out_of_range"
     MALFORMED = "malformed"
+    ALTERED = "altered"
     GENERATION = "generation"
     CHECKSUM = "checksum"
     ALREADY_USED = "already_used"
@@ -68,7 +71,8 @@ class Ticket:
 
     Tickets of one lease grow while prefill goes on: the same blocks, then more. ``first_block`` is the index in
     the sequence of ``blocks[0]``. ``final`` marks the ticket after which nothing more comes.
-    ``deadline_unix_s`` is when the lease ends by itself.
+    ``deadline_unix_s`` is when the lease ends by itself. ``seal`` binds all of it to the tokens whose KV it is:
+    generations alone would let one block pass for another whose turn it is as often.
     """
 
     key: RequestKey
@@ -80,6 +84,7 @@ class Ticket:
     num_tokens: int
     final: bool
     deadline_unix_s: float
+    seal: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,49 @@ class GuardEntry:
 
 
 GUARD_ENTRY_BYTES = 16
+
+
+def context_digest(tokens: Sequence[int]) -> bytes:
+    """What ``tokens`` are, in 16 bytes; equal in every process."""
+    return hashlib.blake2b(struct.pack(f"<{len(tokens)}q", *tokens), digest_size=16).digest()
+
+
+def sealed(ticket: Ticket, context: bytes) -> Ticket:
+    """``ticket`` with its seal; ``context`` is the digest of all tokens of the sequence that P computes."""
+    return replace(ticket, seal=_seal_of(ticket, context))
+
+
+def check_seal(ticket: Ticket, context: bytes) -> None:
+    """Raise KvReadVoid unless ``ticket`` is as it was issued, and for the tokens with the digest ``context``.
+
+    No secret is in it: it tells a ticket that was altered or mixed up from one that was not. Who may speak to a
+    worker at all is the transport's matter.
+    """
+    if ticket.seal != _seal_of(ticket, context):
+        raise KvReadVoid(VoidReason.ALTERED.value, f"ticket of {ticket.key} is not as {ticket.source} issued it")
+
+
+def _seal_of(ticket: Ticket, context: bytes) -> bytes:
+    names = f"{ticket.key.request_id}\0{ticket.source.worker_id}".encode()
+    numbers = struct.pack(
+        "<8Qd?",
+        len(names),
+        ticket.key.attempt,
+        ticket.lease_id,
+        ticket.source.incarnation,
+        ticket.first_block,
+        ticket.num_tokens,
+        len(ticket.blocks),
+        len(ticket.fingerprint_digest),
+        ticket.deadline_unix_s,
+        ticket.final,
+    )
+    blocks = struct.pack(
+        f"<{2 * len(ticket.blocks)}Q", *(n for ref in ticket.blocks for n in (ref.block, ref.generation))
+    )
+    return hashlib.blake2b(
+        b"".join((context, numbers, names, ticket.fingerprint_digest, blocks)), digest_size=16
+    ).digest()
 
 
 def check_ticket(ticket: Ticket, peer: PeerDescriptor, *, ours: Fingerprint, now_unix_s: float) -> None:

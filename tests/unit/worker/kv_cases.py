@@ -4,7 +4,7 @@ from weir.engine.request import EngineRequest, Mode
 from weir.engine.sampling import SamplingParams
 from weir.ids import RequestKey, WorkerKey
 from weir.transfer.fingerprint import Fingerprint
-from weir.transfer.ticket import BlockRef, PeerDescriptor, Ticket
+from weir.transfer.ticket import BlockRef, PeerDescriptor, Ticket, context_digest, sealed
 
 BLOCK = 4
 KEY = RequestKey("r-1", 1)
@@ -36,7 +36,7 @@ def ticket(
 ) -> Ticket:
     """Blocks [first, end) of a sequence of ``context`` tokens."""
     whole = end * BLOCK >= context
-    return Ticket(
+    made = Ticket(
         key=key,
         lease_id=lease_id,
         source=source,
@@ -47,6 +47,7 @@ def ticket(
         final=whole if final is None else final,
         deadline_unix_s=deadline_unix_s,
     )
+    return sealed(made, context_digest(range(context)))
 
 
 def request(

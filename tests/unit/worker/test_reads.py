@@ -27,7 +27,7 @@ GENERATION = KvReadVoid("generation", "planted")
 
 
 def make(context: int, max_reads: int = 2) -> SequenceReads:
-    return SequenceReads(KEY, peer(), OURS, context, max_reads)
+    return SequenceReads(KEY, peer(), OURS, range(context), max_reads)
 
 
 def started(context: int, cached: int = 0, max_reads: int = 2) -> SequenceReads:

@@ -63,7 +63,7 @@ class PeerDescriptor(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., fingerprint: _Optional[_Union[KvFingerprint, _Mapping]] = ..., agent_metadata: _Optional[bytes] = ..., memory: _Optional[str] = ..., device_id: _Optional[int] = ..., pool_base: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., guard_base: _Optional[int] = ..., host_id: _Optional[str] = ...) -> None: ...
 
 class KvTicket(_message.Message):
-    __slots__ = ("request_id", "attempt", "lease_id", "source_worker_id", "source_incarnation", "fingerprint_digest", "first_block", "blocks", "generations", "num_tokens", "final", "deadline_unix_s")
+    __slots__ = ("request_id", "attempt", "lease_id", "source_worker_id", "source_incarnation", "fingerprint_digest", "first_block", "blocks", "generations", "num_tokens", "final", "deadline_unix_s", "seal")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class KvTicket(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     lease_id: int
@@ -88,4 +89,5 @@ class KvTicket(_message.Message):
     num_tokens: int
     final: bool
     deadline_unix_s: float
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease_id: _Optional[int] = ..., source_worker_id: _Optional[str] = ..., source_incarnation: _Optional[int] = ..., fingerprint_digest: _Optional[bytes] = ..., first_block: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., final: bool = ..., deadline_unix_s: _Optional[float] = ...) -> None: ...
+    seal: bytes
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease_id: _Optional[int] = ..., source_worker_id: _Optional[str] = ..., source_incarnation: _Optional[int] = ..., fingerprint_digest: _Optional[bytes] = ..., first_block: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., final: bool = ..., deadline_unix_s: _Optional[float] = ..., seal: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,149 @@
+"""Too much of everything: back-pressure or a refusal with a name, and later requests as if nothing had been."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from tests.e2e.faults.tiny import NAME, TinyLlama, prompt_of
+from tests.e2e.faults.watched import Watched, exact, kill, state_of
+from tests.e2e.quiet import assert_quiet
+from weir.cli.cluster import Cluster, ClusterSpec
+from weir.client import AsyncClient, Completion
+from weir.errors import ResourceExhausted, Unavailable, WeirError
+from weir.lifecycle import Role
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+BLOCK = 16
+DECODE_BLOCKS = 96
+PREFILL_BLOCKS = 320
+FLAGS = ("--max-batch-tokens", "256", "--session-grace-s", "0.5", "--num-blocks", str(PREFILL_BLOCKS))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def narrow(tiny: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    """A decode worker whose pool holds 1.5 requests of 1,000 tokens; the prefill worker's holds five."""
+    spec = ClusterSpec(tiny.folder, NAME, tmp_path_factory.mktemp("narrow"), decode=0, worker_flags=FLAGS)
+    async with Cluster(spec) as cluster:
+        await cluster.start_worker(Role.DECODE, 1, "--num-blocks", str(DECODE_BLOCKS))
+        await cluster.wait_connected()
+        yield cluster
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(narrow: Cluster) -> AsyncIterator[AsyncClient]:
+    """A client; nothing is left after it."""
+    async with AsyncClient(narrow.router_address) as client:
+        yield client
+    await assert_quiet(narrow)
+
+
+async def most_leased(narrow: Cluster, until: asyncio.Future[Any]) -> int:
+    """Most leases open at once on the prefill worker, as seen from outside."""
+    most = 0
+    while not until.done():
+        most = max(most, (await state_of(narrow, narrow.workers[0].ready[1])).load.open_leases)
+        await asyncio.sleep(0.01)
+    return most
+
+
+async def test_twenty_requests_for_room_for_one_and_a_half(
+    narrow: Cluster, client: AsyncClient, tiny: TinyLlama
+) -> None:
+    """Finished KV waits in P's memory until P is full too; then P waits. Nobody is refused, nothing locks up."""
+    prompts = [prompt_of(900, 100 + seed) for seed in range(20)]
+    requests = [Watched(client, prompt, max_tokens=100, **GREEDY) for prompt in prompts]
+    answers = asyncio.gather(*(request.outcome() for request in requests))
+    most = await most_leased(narrow, answers)
+    for answer, prompt in zip(await answers, prompts, strict=True):
+        exact(answer, tiny.greedy(prompt, 100))
+        assert answer.final.usage.external_kv_tokens + answer.final.usage.local_cache_hit_tokens == 900
+    assert 2 <= most <= PREFILL_BLOCKS * BLOCK // 900, "KV waited under leases, never more than the pool holds"
+
+
+async def test_a_request_that_no_decode_pool_can_hold(narrow: Cluster, client: AsyncClient, tiny: TinyLlama) -> None:
+    """Refused by name, soon, beside one that fits and is served."""
+    fits = Watched(client, prompt_of(900, 130), max_tokens=100, **GREEDY)
+    with pytest.raises(WeirError, match=r"blocks|tokens") as refused:
+        async with asyncio.timeout(20):
+            await client.complete(prompt_of(DECODE_BLOCKS * BLOCK + 200, 131), max_tokens=100, **GREEDY)
+    assert not isinstance(refused.value, Unavailable), refused.value
+    exact(await fits.outcome(), tiny.greedy(prompt_of(900, 130), 100))
+
+
+async def test_one_that_outgrows_the_pool_while_it_decodes(
+    narrow: Cluster, client: AsyncClient, tiny: TinyLlama
+) -> None:
+    """Its prompt fits and its output does not: its tokens are right as far as they come, and it ends by name."""
+    prompt = prompt_of(1_400, 132)
+    request = Watched(client, prompt, max_tokens=400, **GREEDY)
+    with pytest.raises(WeirError, match=r"blocks|tokens"):
+        await request.outcome()
+    assert tuple(request.tokens) == tiny.greedy(prompt, len(request.tokens))
+    exact(await client.complete(prompt, max_tokens=30, **GREEDY), tiny.greedy(prompt, 30))
+
+
+async def test_two_that_outgrow_the_pool_together(narrow: Cluster, client: AsyncClient, tiny: TinyLlama) -> None:
+    """Each fits alone: one makes way for the other, both are exact."""
+    prompts = [prompt_of(600, 133 + i) for i in range(2)]
+    requests = [Watched(client, prompt, max_tokens=400, **GREEDY) for prompt in prompts]
+    for request, prompt in zip(requests, prompts, strict=True):
+        exact(await request.outcome(), tiny.greedy(prompt, 400))
+
+
+async def patiently(client: AsyncClient, prompt: list[int], tokens: int) -> Completion:
+    """Ask until there is an answer."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await client.complete(prompt, max_tokens=tokens, **GREEDY)
+            except Unavailable:
+                await asyncio.sleep(0.2)
+
+
+async def test_no_files_left_on_the_decode_worker(narrow: Cluster, client: AsyncClient, tiny: TinyLlama) -> None:
+    """It cannot open a way to a new prefill worker: that is said, and over when there are files again."""
+    prompt = prompt_of(200, 140)
+    expected = tiny.greedy(prompt, 20)
+    prefill, decode = narrow.workers
+    await kill(prefill)
+    process = psutil.Process(decode.pid)
+    before = resource.prlimit(decode.pid, resource.RLIMIT_NOFILE)
+    await narrow.restart_worker(prefill)
+    resource.prlimit(decode.pid, resource.RLIMIT_NOFILE, (process.num_fds() - 4, before[1]))
+    try:
+        try:
+            exact(await client.complete(prompt, max_tokens=20, timeout_s=30, **GREEDY), expected)
+        except (Unavailable, ResourceExhausted):
+            pass
+    finally:
+        resource.prlimit(decode.pid, resource.RLIMIT_NOFILE, before)
+    exact(await patiently(client, prompt, 20), expected)
+    assert decode.exit_code is None
+
+
+async def test_no_files_left_on_the_router(narrow: Cluster, client: AsyncClient, tiny: TinyLlama) -> None:
+    """Clients that are connected are served; new ones wait or are refused, and are served afterwards."""
+    prompt = prompt_of(200, 141)
+    router = narrow.routers[0]
+    await client.state()
+    before = resource.prlimit(router.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(router.pid, resource.RLIMIT_NOFILE, (psutil.Process(router.pid).num_fds(), before[1]))
+    async with AsyncClient(narrow.router_address) as another:
+        try:
+            waiting = Watched(another, prompt, max_tokens=20, **GREEDY)
+            exact(await client.complete(prompt, max_tokens=20, **GREEDY), tiny.greedy(prompt, 20))
+        finally:
+            resource.prlimit(router.pid, resource.RLIMIT_NOFILE, before)
+        with contextlib.suppress(Unavailable):
+            exact(await waiting.outcome(), tiny.greedy(prompt, 20))
+        exact(await patiently(another, prompt, 20), tiny.greedy(prompt, 20))
