@@ -69,8 +69,8 @@ class DecodeSession:
 
 
 class DecodeLeg:
-    """Owns the desk and the tasks of the reads. ``on_read`` hears of each proven read, ``on_completed`` of each
-    lease whose KV has been proven.
+    """Owns the desk and the tasks of the reads. ``on_read`` hears of each proven read, ``on_void`` of each other
+    one, ``on_completed`` of each lease whose KV has been proven.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class DecodeLeg:
         read_timeout_s: float,
         max_outstanding_reads: int,
         on_read: Callable[[BeginRead, ReadReport], None] = lambda order, report: None,
+        on_void: Callable[[BeginRead, KvReadVoid], None] = lambda order, void: None,
         on_completed: Callable[[TransferCompleted], None] = lambda order: None,
         traces: DecodeTraces | None = None,
     ) -> None:
@@ -95,6 +96,7 @@ class DecodeLeg:
         self._read_timeout_s = read_timeout_s
         self._slots = asyncio.Semaphore(max_outstanding_reads)
         self._on_read = on_read
+        self._on_void = on_void
         self._on_completed = on_completed
         self._traces = traces
         self._loop = asyncio.get_running_loop()
@@ -278,6 +280,7 @@ class DecodeLeg:
             _log.info("read %d of %s is void: %s", order.read.read_id, order.key, void)
             self.desk.read_void(order.key, order.read.read_id, void, now_s)
             self.pump()
+            self._on_void(order, void)
 
     def _connect_early(self, peer: PeerDescriptor) -> None:
         self._know(peer)

@@ -7,6 +7,7 @@ says when trying again may help: once the work that is in the way will have been
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 from weir.errors import ResourceExhausted
@@ -31,6 +32,8 @@ class Gate:
     """``check`` each request once, before it is queued."""
 
     def __init__(self, fleet: Fleet, policy: Policy) -> None:
+        self.refusals: Counter[str] = Counter()
+        """Requests refused, by reason."""
         self._fleet = fleet
         self._policy = policy
 
@@ -58,6 +61,7 @@ class Gate:
         predicted, limit = forecast.ttft_ms + queue_ms, MARGIN * demand.slo_ttft_ms
         if predicted <= limit:
             return
+        self.refusals["slo_ttft"] += 1
         what = f"TTFT would be about {predicted:.0f} ms, the SLO is {demand.slo_ttft_ms:g} ms"
         if forecast.compute_ms > limit:
             text = f"{what}: computing the prompt alone takes {forecast.compute_ms:.0f} ms on the best worker"
@@ -67,6 +71,7 @@ class Gate:
     def _check_tpot(self, demand: Demand, forecast: Forecast) -> None:
         if forecast.tpot_ms <= MARGIN * demand.slo_tpot_ms:
             return
+        self.refusals["slo_tpot"] += 1
         what = f"TPOT would be about {forecast.tpot_ms:.1f} ms, the SLO is {demand.slo_tpot_ms:g} ms"
         # A batch is left by its sequences one by one, each after about its expected length: half of one on average.
         excess = 1.0 - MARGIN * demand.slo_tpot_ms / forecast.tpot_ms

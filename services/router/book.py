@@ -69,6 +69,7 @@ class RequestBook:
         self._placing = Placing(self._ledger, self._timers, fleet, policy, limits.lease_s)
         self._lengths = OutputLengths()
         self._gate = Gate(fleet, policy)
+        self._refusals: Counter[str] = Counter()
         self._recovery = Recovery(
             self._ledger, self._placing, self._timers, fleet, limits, budget, random, self._lengths
         )
@@ -117,6 +118,11 @@ class RequestBook:
         """Requests that were not split, by reason."""
         return self._placing.local_prefills
 
+    @property
+    def refusals(self) -> Counter[str]:
+        """Requests refused before any work, by reason."""
+        return self._refusals + self._gate.refusals + self._recovery.refusals
+
     def drain(self) -> list[Command]:
         """The commands since the last drain, in order."""
         commands = self._ledger.commands
@@ -145,9 +151,9 @@ class RequestBook:
         """Take a request. Raises ResourceExhausted, with the bound, when there are too many already."""
         assert admission.request_id not in self._entries, "a request is admitted once"
         if len(self._entries) >= self._limits.max_active + self._limits.max_queued:
-            self._refuse(admission, f"{len(self._entries)} requests are under way or wait", now_s)
+            self._refuse(admission, "total_limit", f"{len(self._entries)} requests are under way or wait", now_s)
         if len(self._entries) - self.waiting >= self._limits.max_active:
-            self._refuse(admission, f"{self._limits.max_active} requests are under way", now_s)
+            self._refuse(admission, "active_limit", f"{self._limits.max_active} requests are under way", now_s)
         self._check_tenant(admission, now_s)
         entry = self._admitted(admission, now_s)
         self._ledger.open(entry)
@@ -157,11 +163,12 @@ class RequestBook:
         if entry.waiting and self.waiting > self._limits.max_queued:
             self._placing.leave(entry)
             self._ledger.close(entry)
-            self._refuse(admission, f"{self.waiting} requests wait for a worker", now_s)
+            self._refuse(admission, "queue_limit", f"{self.waiting} requests wait for a worker", now_s)
         self._budget.note_request(now_s)
         self._timers.watch(entry, admission.deadline_s)
 
-    def _refuse(self, admission: Admission, what: str, now_s: float) -> None:
+    def _refuse(self, admission: Admission, reason: str, what: str, now_s: float) -> None:
+        self._refusals[reason] += 1
         error = ResourceExhausted(f"{what}, which is the limit", 1.0)
         self._ledger.reject(admission, error, now_s)
         raise error
@@ -171,11 +178,11 @@ class RequestBook:
         tenant, limits = admission.tenant, self._limits
         active = self._ledger.tenants[tenant]
         if 0 < limits.tenant_max_active <= active:
-            self._refuse(admission, f"tenant {tenant!r} has {active} requests under way", now_s)
+            self._refuse(admission, "tenant_active_limit", f"tenant {tenant!r} has {active} requests under way", now_s)
         queue = self._placing.queue_of(admission.model)
         queued = queue.of_tenant(tenant) if queue is not None else 0
         if 0 < limits.tenant_max_queued <= queued:
-            self._refuse(admission, f"tenant {tenant!r} has {queued} requests waiting", now_s)
+            self._refuse(admission, "tenant_queue_limit", f"tenant {tenant!r} has {queued} requests waiting", now_s)
 
     def _admitted(self, admission: Admission, now_s: float) -> Entry:
         """The entry of a request whose SLO can be met; ResourceExhausted when it cannot."""

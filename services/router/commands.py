@@ -106,7 +106,10 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The request is over. FINISHED has a ``finish_reason`` and no ``error``; the others an error."""
+    """The request is over. FINISHED has a ``finish_reason`` and no ``error``; the others an error.
+
+    ``path`` is how its first token came (see ``Entry.path``), empty when it was never placed; SLOs of 0 are none.
+    """
 
     request_id: str
     state: RequestState
@@ -116,6 +119,9 @@ class End:
     usage: Usage
     timings: Timings
     marks: Sequence[Mark] = ()
+    path: str = ""
+    slo_ttft_ms: float = 0.0
+    slo_tpot_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,19 @@ def end_of(
     decoded = entry.local or tokens > 1
     served = Served(entry.kv_read, entry.prefill_name, entry.decode_name if decoded else "", entry.attempt)
     timings = measure(entry.stamps, end_s=now_s, tokens=tokens, served=served)
-    marks = entry.journal.marks
-    return End(entry.request_id, state, reason, error, stop_string, usage_of(entry, usage), timings, marks)
+    return End(
+        request_id=entry.request_id,
+        state=state,
+        finish_reason=reason,
+        error=error,
+        stop_string=stop_string,
+        usage=usage_of(entry, usage),
+        timings=timings,
+        marks=entry.journal.marks,
+        path=entry.path,
+        slo_ttft_ms=entry.admission.slo_ttft_ms,
+        slo_tpot_ms=entry.admission.slo_tpot_ms,
+    )
 
 
 def usage_of(entry: Entry, reported: Any | None) -> Usage:

@@ -44,6 +44,7 @@ class Entry:
         "local",
         "local_hit_tokens",
         "order",
+        "path",
         "patience_s",
         "prefill",
         "prefill_cached_tokens",
@@ -82,6 +83,8 @@ class Entry:
         self.retry_s = NEVER_S
         self.patience_s = patience_s
         """When to give up waiting for a worker."""
+        self.path = ""
+        """How its first token came: ``disaggregated``, ``local`` (prefilled on a decode worker), ``mixed``."""
         self.prefill_name = ""
         self.decode_name = ""
         self.cached_tokens = 0
@@ -107,6 +110,11 @@ class Entry:
         self.resumed_tokens = len(self.generated)
         self.prefill_cached_tokens = 0
         self.local_hit_tokens = 0
+
+    def take_path(self, path: str) -> None:
+        """It is placed; only what brings the first token counts."""
+        if not self.generated:
+            self.path = path
 
     @property
     def request_id(self) -> str:

@@ -39,6 +39,12 @@ class Breaker:
             return True
         return now_s >= self.open_until_s and now_s >= self._probe_until_s
 
+    def state(self, now_s: float) -> str:
+        """``closed``, ``open`` or ``half_open``."""
+        if not self._pause_s:
+            return "closed"
+        return "open" if now_s < self.open_until_s else "half_open"
+
     def sent(self, now_s: float) -> None:
         """A request was sent there."""
         if self._pause_s:

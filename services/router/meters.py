@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
-import prometheus_client
-
+from weir.ids import WorkerKey
 from weir.lifecycle import RequestState
 from weir.services.router.book import RequestBook
 from weir.services.router.commands import End
+from weir.services.router.fleet import Fleet
 from weir.telemetry.metrics import RouterMetrics
+
+STAGES = ("admit", "queue", "prefill", "first_token", "second_token", "decode")
+BREAKER_STATES = ("closed", "open", "half_open")
 
 
 class Meters:
@@ -17,54 +20,94 @@ class Meters:
 
     def __init__(self, metrics: RouterMetrics) -> None:
         self.metrics = metrics
-        self._stages = {
-            name: metrics.stage_seconds.labels(name)
-            for name in ("admit", "queue", "prefill", "first_token", "second_token", "decode")
-        }
+        self._stages = {name: metrics.stage_seconds.labels(name) for name in STAGES}
         self._seen: Counter[str] = Counter()
-        self._placements = prometheus_client.Counter(
-            "weir_placements", "Placements, by reason.", ("reason",), registry=metrics.registry
-        )
-        self.gap = metrics.itl_seconds.observe
-        """Seconds between two messages of tokens of one request."""
+        self._models: set[str] = set()
+        self._openings: dict[WorkerKey, int] = {}
+        self.gap = metrics.saw_gap
+        """(model, requests under way, seconds between two messages of tokens of one request)"""
 
-    def ended(self, end: End) -> None:
-        """A request is over."""
-        times, usage = end.timings, end.usage
+    def ended(self, end: End, model: str, active: int) -> None:
+        """A request for ``model`` is over; ``active`` were under way, it included."""
+        times, usage, metrics = end.timings, end.usage, self.metrics
+        name = metrics.models(model)
         if usage.completion_tokens:
-            self.metrics.ttft_seconds.observe(times.ttft_ms / 1e3)
-            self.metrics.generation_tokens.inc(usage.completion_tokens)
+            metrics.saw_ttft(model, prompt_tokens=usage.prompt_tokens, path=end.path, seconds=times.ttft_ms / 1e3)
+            metrics.generation_tokens.labels(name).inc(usage.completion_tokens)
         if end.state is not RequestState.FINISHED:
             return
-        self.metrics.e2e_seconds.observe(times.e2e_ms / 1e3)
+        metrics.e2e_seconds.labels(name).observe(times.e2e_ms / 1e3)
         if usage.completion_tokens > 1:
-            self.metrics.tpot_seconds.observe(times.tpot_ms / 1e3)
-        self.metrics.prompt_tokens.inc(usage.prompt_tokens)
-        self.metrics.prompt_sources.add(
+            metrics.saw_tpot(model, active=active, seconds=times.tpot_ms / 1e3)
+        self._judge(end)
+        metrics.prompt_tokens.labels(name).inc(usage.prompt_tokens)
+        metrics.prefix_hit_tokens.inc(usage.cached_tokens)
+        metrics.prompt_sources.add(
             local_compute=usage.local_compute_tokens,
             local_cache_hit=usage.local_cache_hit_tokens,
             external_kv_transfer=usage.external_kv_tokens,
         )
-        for name, stage in self._stages.items():
-            stage.observe(getattr(times, f"{name}_ms") / 1e3)
+        for stage_name, stage in self._stages.items():
+            stage.observe(getattr(times, f"{stage_name}_ms") / 1e3)
 
-    def refresh(self, book: RequestBook, links_up: int, stale: bool) -> None:
-        """Bring gauges and counters that the book keeps up to date."""
+    def _judge(self, end: End) -> None:
+        """Goodput: a finished request is good when it met each SLO that it had."""
+        missed = [
+            slo
+            for slo, took_ms, limit_ms in (
+                ("ttft", end.timings.ttft_ms, end.slo_ttft_ms),
+                ("tpot", end.timings.tpot_ms, end.slo_tpot_ms),
+            )
+            if 0 < limit_ms < took_ms
+        ]
+        for slo in missed:
+            self.metrics.slo_missed.labels(slo).inc()
+        self.metrics.requests_good.inc(not missed)
+
+    def refresh(self, book: RequestBook, fleet: Fleet, links_up: int, now_s: float) -> None:
+        """Bring gauges and counters that others keep up to date."""
         metrics = self.metrics
-        states = Counter(entry.state.value for entry in book.entries())
-        for state in RequestState:
-            metrics.requests_active.labels(state.value).set(states[state.value])
-        metrics.requests_running.set(len(book) - book.waiting)
-        metrics.requests_waiting.set(book.waiting)
+        self._count_active(book)
+        self._look_at_breakers(fleet, now_s)
         for leg in ("prefill", "decode"):
             metrics.sessions_open.labels(leg).set(links_up)
-        metrics.registry_stale.set(stale)
+        metrics.registry_stale.set(fleet.stale)
         for state_name, count in book.ended.items():
             metrics.requests_ended.labels(state_name).inc(self._fresh(f"ended {state_name}", count))
-        for reason, count in book.decisions.items():
-            self._placements.labels(reason).inc(self._fresh(f"placed {reason}", count))
-        for reason, count in book.retries.items():
-            metrics.retries.labels(reason).inc(self._fresh(f"retry {reason}", count))
+        for kind, counts, counter in (
+            ("placed", book.decisions, metrics.placements),
+            ("retry", book.retries, metrics.retries),
+            ("refused", book.refusals, metrics.refusals),
+        ):
+            for reason, count in counts.items():
+                counter.labels(metrics.reasons(reason)).inc(self._fresh(f"{kind} {reason}", count))
+
+    def _count_active(self, book: RequestBook) -> None:
+        metrics = self.metrics
+        states: Counter[str] = Counter()
+        running: Counter[str] = Counter()
+        waiting: Counter[str] = Counter()
+        for entry in book.entries():
+            states[entry.state.value] += 1
+            model = metrics.models(entry.admission.model)
+            (waiting if entry.waiting else running)[model] += 1
+        for state in RequestState:
+            metrics.requests_active.labels(state.value).set(states[state.value])
+        self._models |= running.keys() | waiting.keys()
+        for model in self._models:
+            metrics.requests_running.labels(model).set(running[model])
+            metrics.requests_waiting.labels(model).set(waiting[model])
+
+    def _look_at_breakers(self, fleet: Fleet, now_s: float) -> None:
+        states: Counter[str] = Counter()
+        openings: dict[WorkerKey, int] = {}
+        for view in fleet:
+            states[view.breaker.state(now_s)] += 1
+            openings[view.key] = view.breaker.opened
+            self.metrics.breaker_openings.inc(view.breaker.opened - self._openings.get(view.key, 0))
+        self._openings = openings
+        for state in BREAKER_STATES:
+            self.metrics.breakers.labels(state).set(states[state])
 
     def _fresh(self, name: str, count: int) -> int:
         """What was added to a count since it was last looked at."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from weir.ids import WorkerKey
-from weir.lifecycle import RequestState
+from weir.lifecycle import RequestState, Role
 from weir.services.router.commands import (
     SendBeginDecode,
     SendBeginPrefill,
@@ -139,6 +139,7 @@ class Placing:
     def _begin_prefill(self, entry: Entry, view: WorkerView, cached_tokens: int, now_s: float) -> None:
         self._ledger.take_prefill(entry, view.key)
         entry.decode_name = ""
+        entry.take_path("disaggregated")
         view.note(entry.request_id, now_s, max(entry.demand.prompt_tokens - cached_tokens, 1), 0, 0)
         view.breaker.sent(now_s)
         self._fleet.used(view)
@@ -157,6 +158,7 @@ class Placing:
     def _begin_local(self, entry: Entry, view: WorkerView, choice: Choice, now_s: float) -> None:
         self.local_prefills[choice.reason] += 1
         entry.local = True
+        entry.take_path("mixed" if view.info.role is Role.MIXED else "local")
         entry.prefill_name = view.key.worker_id
         tokens = max(entry.demand.prompt_tokens - choice.cached_tokens, 1)
         self._take_decode(entry, view, now_s, prefill_tokens=tokens)

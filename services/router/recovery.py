@@ -48,6 +48,8 @@ class Recovery:
     ) -> None:
         self.void_reads: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+        """Requests given up before any worker took them, by reason."""
         self._ledger = ledger
         self._placing = placing
         self._timers = timers
@@ -198,6 +200,7 @@ class Recovery:
         else:
             error = Unavailable(f"no worker for model {model!r} within {waited_s:.1f} s {entry.last_error}")
         untouched = entry.attempt == 0
+        self.refusals["no_worker"] += untouched
         self.fail(entry, now_s, error, RequestState.REJECTED if untouched else RequestState.FAILED)
 
     def finish(

@@ -201,7 +201,7 @@ class Router:
 
     def refresh_metrics(self) -> None:
         """Bring what is not counted as it happens up to date."""
-        self._meters.refresh(self._book, self._links.up, self._fleet.stale)
+        self._meters.refresh(self._book, self._fleet, self._links.up, self._clock.monotonic_s())
 
     def render_metrics(self) -> bytes:
         """The body of ``/metrics``."""
@@ -309,7 +309,7 @@ class Router:
         generation = self._generations[command.request_id]
         now_s = self._clock.monotonic_s()
         if generation.last_token_s:
-            self._meters.gap(now_s - generation.last_token_s)
+            self._meters.gap(generation.accepted.model, len(self._generations), now_s - generation.last_token_s)
         generation.last_token_s = now_s
         try:
             stopped = generation.push(command.tokens, command.logprobs)
@@ -325,7 +325,7 @@ class Router:
         generation = self._generations.pop(command.request_id)
         if not self._generations:
             self._idle.set()
-        self._meters.ended(command)
+        self._meters.ended(command, generation.accepted.model, len(self._generations) + 1)
         reason, usage = command.finish_reason, command.usage
         if command.error is not None:
             self._traces.ended(generation.trace, generation.accepted, command, reason, usage)

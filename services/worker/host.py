@@ -16,8 +16,8 @@ import psutil
 from weir.clock import Clock
 from weir.config import WorkerConfig
 from weir.engine.engine import Engine
-from weir.engine.output import EngineLoad, StepOutput, Usage
-from weir.errors import FailedPrecondition, InternalError, WeirError
+from weir.engine.output import StepOutput
+from weir.errors import FailedPrecondition, InternalError, KvReadVoid, WeirError
 from weir.events.bus import EventBus
 from weir.events.registry import Registry
 from weir.ids import RequestKey, WorkerKey
@@ -42,6 +42,7 @@ from weir.services.prefill.servicer import PrefillServicer
 from weir.services.prefill.traces import PrefillTraces
 from weir.services.worker.announcer import Announcer
 from weir.services.worker.load import LoadTracker
+from weir.services.worker.meters import WorkerMeters
 from weir.services.worker.parts import WorkerParts
 from weir.services.worker.profile import profile_to_pb
 from weir.services.worker.role_gate import RoleGate
@@ -100,7 +101,7 @@ class WorkerHost:
         self._on_fault = on_fault
         self._load_sequence = 0
         self._leases_expected = False
-        self._exported: dict[str, int] = {}
+        self._stepped = 0
         self._gone: dict[WorkerKey, asyncio.TimerHandle] = {}
         self._loop = asyncio.get_running_loop()
         self.step_loop = step_loop(
@@ -110,6 +111,8 @@ class WorkerHost:
             crashed=self._on_crash,
             idle_check=self._idle_check if parts.blocks.num_blocks <= MAX_IDLE_CHECK_BLOCKS else None,
         )
+        block_bytes = parts.pool.layout.block_bytes
+        self.meters = WorkerMeters(self.metrics, clock, config.role, block_bytes, config.price_per_hour)
         self.prefill = self._prefill_leg()
         self.decode = self._decode_leg()
         self.announcer = Announcer(
@@ -135,7 +138,7 @@ class WorkerHost:
         )
         return PrefillLeg(
             desk,
-            self.step_loop,
+            self.meters.cancels.watching(self.step_loop),
             self.clock,
             session_grace_s=self.config.session_grace_s,
             leases_open=self._expect_completions,
@@ -145,13 +148,14 @@ class WorkerHost:
     def _decode_leg(self) -> DecodeLeg:
         return DecodeLeg(
             DecodeDesk(self.parts.fingerprint, vocab_size=self.parts.vocab_size),
-            self.step_loop,
+            self.meters.cancels.watching(self.step_loop),
             self.edges.transfer,
             self.clock,
             session_grace_s=self.config.session_grace_s,
             read_timeout_s=self.config.read_timeout_s,
             max_outstanding_reads=self.config.max_outstanding_reads,
             on_read=self._on_read,
+            on_void=self._on_void,
             on_completed=self._on_transfer_completed,
             traces=DecodeTraces(self.tracer, self.clock) if self.tracer is not None else None,
         )
@@ -201,7 +205,6 @@ class WorkerHost:
         await self.announcer.subscribe(
             on_cancel=self._on_cancel, on_completed=self._on_completed, on_peer_gone=self._on_peer_gone
         )
-        self.metrics.set_role(self.gate.role.value)
         self.metrics.watch_bus(self.edges.bus.stats)
         self.metrics.cache_config_info.labels(self.parts.blocks.block_size, self.parts.blocks.num_blocks).set(1)
         await self.announcer.start()
@@ -284,7 +287,7 @@ class WorkerHost:
             self.gate.abandon_change()
             raise
         self.gate.finish_change()
-        self.metrics.set_role(role.value)
+        self.meters.role_is(role)
         _log.info("role is %s now, epoch %d", role.value, self.gate.epoch)
         await self.announcer.publish_record()
 
@@ -400,10 +403,10 @@ class WorkerHost:
 
     def _on_step(self, output: StepOutput) -> None:
         for usage in self.load.update(output):
-            self._count_prompt(usage)
+            self.meters.prompt(usage)
         self.prefill.on_events(output.events)
         self.decode.on_events(output.events)
-        self._observe(output.load)
+        self.meters.stepped(output)
         self.announcer.load_changed()
 
     def _context_to_compute(self, key: RequestKey) -> int:
@@ -455,57 +458,33 @@ class WorkerHost:
 
     def _on_read(self, order: BeginRead, report: ReadReport) -> None:
         peer = order.peer.worker.worker_id
-        self.metrics.read_seconds.observe(report.total_s)
-        self.metrics.read_bytes.observe(report.bytes)
-        self.metrics.read_descriptors.observe(report.descriptors)
+        self.meters.read_proven(order, report)
         if self.transports.get(peer) != report.transport:
             self.transports[peer] = report.transport
             self.metrics.set_transport(peer, report.transport)
             _log.info("KV from %s comes by %s", peer, report.transport)
+
+    def _on_void(self, order: BeginRead, void: KvReadVoid) -> None:
+        self.meters.read_void(order, void, self.transports.get(order.peer.worker.worker_id, ""))
 
     def _on_transfer_completed(self, order: TransferCompleted) -> None:
         self.announcer.transfer_completed(order.key, order.lease_id, order.source)
 
     # -- metrics ----------------------------------------------------------------------------------------
 
-    def _observe(self, load: EngineLoad) -> None:
-        kind = "decode" if not load.prefill_tokens else "prefill" if not load.decodes else "mixed"
-        if load.decodes or load.prefill_tokens:
-            step_ms = load.schedule_ms + load.model_ms + load.sample_ms + load.publish_ms
-            self.metrics.step_seconds.labels(kind).observe(step_ms / 1e3)
-
-    def _count_prompt(self, usage: Usage) -> None:
-        self.metrics.prompt_sources.add(
-            local_compute=usage.local_compute,
-            local_cache_hit=usage.local_cache_hit,
-            external_kv_transfer=usage.external_kv,
-        )
-
     def _on_report(self) -> None:
         """With each load report: export what need not be current at every step, and what the cache changed."""
-        engine, metrics = self.load.engine, self.metrics
-        metrics.requests_running.set(engine.running)
-        metrics.requests_waiting.set(engine.waiting)
-        metrics.set_blocks({state.value: count for state, count in engine.blocks.items()})
-        metrics.open_leases.set(self.prefill.desk.leases.open_count)
-        metrics.outstanding_reads.set(self.edges.transfer.outstanding())
-        metrics.prompt_tokens.inc(self._grown("prefilled", self.load.prefilled_tokens))
-        metrics.generation_tokens.inc(self._grown("generated", self.load.generated_tokens))
-        voids = self.decode.desk.void_reads
-        metrics.read_failures.inc(self._grown("failed", voids.get("transport", 0) + voids.get("timeout", 0)))
-        for reason, count in voids.items():
-            metrics.void_reads.labels(reason).inc(self._grown(f"void {reason}", count))
-        for end, count in self.prefill.desk.leases.ended_total.items():
-            metrics.leases_ended.labels(end.value).inc(self._grown(f"lease {end.value}", count))
-        if self._grown("steps", self.step_loop.steps):
+        self.meters.refresh(
+            self.load,
+            open_leases=self.prefill.desk.leases.open_count,
+            outstanding_reads=self.edges.transfer.outstanding(),
+            voids=self.decode.desk.void_reads,
+            leases_ended=self.prefill.desk.leases.ended_total,
+        )
+        if self._stepped != self.step_loop.steps:
             # An idle engine is left asleep.
+            self._stepped = self.step_loop.steps
             self.step_loop.submit(lambda engine: self._drain_changes())
-
-    def _grown(self, name: str, total: int) -> int:
-        """By how much a total that is kept elsewhere has grown since it was last exported."""
-        grown = total - self._exported.get(name, 0)
-        self._exported[name] = total
-        return grown
 
     def _drain_changes(self) -> None:
         """Runs on the step thread."""

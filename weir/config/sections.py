@@ -139,6 +139,7 @@ class WorkerConfig:
         "auto", "stored profile: use one if there is, require, ignore", choices=("auto", "require", "ignore")
     )
     profile_path: str = setting("", "JSON of weir profile; empty looks in the user's cache")
+    price_per_hour: float = setting(0.0, "cost of this worker an hour, in any currency", low=0, high=1e6)
 
 
 @dataclass(frozen=True, slots=True)

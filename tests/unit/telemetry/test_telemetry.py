@@ -100,13 +100,13 @@ def samples(metrics: ProcessMetrics) -> dict[str, float]:
 
 def test_router_metrics_have_the_known_names() -> None:
     metrics = RouterMetrics("m")
-    metrics.ttft_seconds.observe(0.3)
-    metrics.itl_seconds.observe(0.02)
-    metrics.e2e_seconds.observe(2)
-    metrics.tpot_seconds.observe(0.02)
+    metrics.saw_ttft("m", prompt_tokens=100, path="mixed", seconds=0.3)
+    metrics.saw_gap("m", 1, 0.02)
+    metrics.e2e_seconds.labels("m").observe(2)
+    metrics.saw_tpot("m", active=1, seconds=0.02)
     metrics.requests_ended.labels("finished").inc()
     metrics.requests_active.labels("decoding").set(3)
-    metrics.requests_running.set(4)
+    metrics.requests_running.labels("m").set(4)
     metrics.prompt_sources.add(local_compute=5, local_cache_hit=6, external_kv_transfer=7)
     metrics.registry_stale.set(True)
     metrics.watch_bus(lambda: BusStats(published=3, dropped=2, reconnects=1, pending=9))
