@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests.simulation.plan import Plan, make_plan
+from tests.simulation.plan import Fault, Plan, make_plan
 from tests.simulation.world import run_plan
 from weir.engine.scheduler import Scheduler
 from weir.errors import KvReadVoid
@@ -169,6 +169,15 @@ def _quick_restarts(plan: Plan) -> None:
         replace(fault, what="kill", who=sources[index % len(sources)], for_s=0.01)
         for index, fault in enumerate(plan.faults)
     ]
+
+
+def _late_news(plan: Plan) -> None:
+    """Reads fail, and the network is slower than the back-off."""
+    plan.slow_reads, plan.slow_read_s, plan.read_timeout_s, plan.spikes = 0.6, 4.0, 0.3, 0.5
+
+
+def _router_dies_early(plan: Plan) -> None:
+    plan.faults = [Fault(0.5, "kill", f"router{number}", 1.0) for number in range(plan.routers)]
 
 
 # -- leases ---------------------------------------------------------------------------------------------
@@ -346,8 +355,14 @@ MUTANTS = [
     Mutant("lease ends twice", "a late completion finds an ended lease", _ends_twice, ["leaving", "leases"]),
     Mutant("foreign release", "a completion ends another request's lease", _foreign_release, ["calm"]),
     Mutant("lease never lapses", "a lease outlives its deadline", _never_lapses, ["leases"]),
-    Mutant("session loss ignored", "P keeps what a dead router left behind", _session_loss_ignored, ["routers"]),
-    Mutant("attempt ignored", "the router takes news of older attempts", _attempt_ignored, ["leases", "deaths"]),
+    Mutant(
+        "session loss ignored",
+        "P keeps what a dead router left behind",
+        _session_loss_ignored,
+        ["routers"],
+        _router_dies_early,
+    ),
+    Mutant("attempt ignored", "the router takes news of older attempts", _attempt_ignored, ["reads"], _late_news),
     Mutant("same attempt", "a retry has the number of the attempt before", _same_attempt, ["deaths", "leases"]),
     Mutant("cancels newer", "a late cancel stops the next attempt too", _cancels_newer, ["deaths", "leases"]),
     Mutant("seed lost", "a resumed request has another random stream", _seed_lost, ["deaths"]),

@@ -175,7 +175,7 @@ def _workload(plan: Plan, random: Random) -> None:
     stems = [tuple(random.randrange(3, VOCAB) for _ in range(24)) for _ in range(3)]
     most = min(min(worker.num_blocks for worker in plan.workers) * BLOCK, CONTEXT)
     burst = random.random() < 0.3
-    for number in range(random.choice([14, 20] if churns else [3, 6, 9, 12, 16])):
+    for number in range(random.choice([18, 26] if churns else [3, 6, 9, 12, 16])):
         prompt = _prompt(random, stems, min(most - 2, 44))
         sampling = _sampling(random, min(most - len(prompt), 14))
         plan.requests.append(
@@ -305,13 +305,13 @@ def _leases(plan: Plan, random: Random) -> None:
 def _churn(plan: Plan, random: Random) -> None:
     """Small pools whose blocks are handed on all the time, under slow reads and clocks that disagree."""
     plan.step_s = 0.002
-    plan.lease_s = random.choice([0.1, 0.3, 20.0])
-    plan.skew_s = random.choice([0.02, 0.3])
+    plan.lease_s = random.choice([0.1, 0.1, 0.3, 20.0])
+    plan.skew_s = 0.4
     plan.read_timeout_s = 0.6
-    plan.slow_reads = random.choice([0.3, 0.6])
-    plan.slow_read_s = random.choice([0.1, 0.5])
-    plan.checksums = random.random() < 0.4
-    _leaving(plan, random, share=0.5)
+    plan.slow_reads = random.choice([0.5, 0.9])
+    plan.slow_read_s = random.choice([0.2, 0.5])
+    plan.checksums = random.random() < 0.3
+    _leaving(plan, random, share=random.choice([0.2, 0.6]))
     _some(plan, random, "pause", _names(plan, Role.DECODE), random.choice([0, 1, 3]), 0.5)
 
 
