@@ -70,12 +70,16 @@ class Outlet:
 
 @dataclass(slots=True)
 class Sequence:
-    """A request on the decode side; it steps once its KV is complete and its first token is known."""
+    """A request on the decode side; it steps once its KV is complete and its first token is known.
+
+    With a local prefill both are so from the start.
+    """
 
     attempt: int
     max_tokens: int
-    generated: int = 0
-    kv_here: bool = False
+    generated: int
+    kv_here: bool
+    first_here: bool
 
 
 class MockPrefill(prefill_pb2_grpc.PrefillServiceServicer):
@@ -145,7 +149,12 @@ class MockDecode(decode_pb2_grpc.DecodeServiceServicer):
         self, message: decode_pb2.DecodeServiceSessionRequest, running: dict[str, Sequence], outlet: Outlet
     ) -> None:
         for begin in message.begin:
-            running[begin.request_id] = Sequence(begin.attempt, begin.sampling.max_tokens)
+            local = begin.kv_source == decode_pb2.KV_SOURCE_LOCAL
+            done = len(begin.generated_token_ids)
+            running[begin.request_id] = Sequence(begin.attempt, begin.sampling.max_tokens, done, local, local)
+            if local:
+                outlet.message.started.add(request_id=begin.request_id, attempt=begin.attempt)
+                outlet.wake.set()
         for ready in message.kv_ready:
             ticket = ready.ticket
             sequence = running.get(ticket.request_id)
@@ -159,6 +168,7 @@ class MockDecode(decode_pb2_grpc.DecodeServiceServicer):
         for first in message.first_tokens:
             if first.request_id in running:
                 running[first.request_id].generated = first.index + 1
+                running[first.request_id].first_here = True
         for cancel in message.cancel:
             running.pop(cancel.request_id, None)
 
@@ -166,7 +176,7 @@ class MockDecode(decode_pb2_grpc.DecodeServiceServicer):
         while True:
             await asyncio.sleep(self._step_s)
             for request_id, sequence in list(running.items()):
-                if sequence.kv_here and sequence.generated:
+                if sequence.kv_here and sequence.first_here:
                     self._advance(request_id, sequence, running, outlet)
 
     def _advance(self, request_id: str, sequence: Sequence, running: dict[str, Sequence], outlet: Outlet) -> None:
