@@ -27,6 +27,8 @@ from weir.balance.pending import Penalties, Pending, judge
 from weir.balance.sizing import Roles
 from weir.lifecycle import Role
 
+PRESSURE_ENDS = 0.9
+"""Back-pressure that was advised is advised until less than this share of the capacity is asked for."""
 REVERSAL_COOLDOWNS = 4
 """A flip back within this many cooldowns needs twice the band."""
 
@@ -44,6 +46,7 @@ class BalanceController:
         self._wish: tuple[str, float] | None = None
         self._last_flip: tuple[Role, float] | None = None
         self._under_way_to: Role | None = None
+        self._pressed = False
         self._epochs: dict[str, tuple[int, int]] = {}
         self._penalties = Penalties(limits.cooldown_s)
 
@@ -144,6 +147,7 @@ class BalanceController:
         """The least action that helps."""
         limits, inputs = self.limits, inputs_of(found, seen)
         if not self._in_need(found):
+            self._pressed = False
             if down := self._spare_worker(found, seen, ready, now_s):
                 return replace(down, inputs=inputs)
             text = f"{found.now} carry {found.capacity:.3g} requests/s, {found.used:.0%} of it is asked"
@@ -154,7 +158,8 @@ class BalanceController:
             return replace(flip, inputs=inputs)
         if limits.scale and (up := self._up(found, seen, now_s)):
             return replace(up, inputs=inputs)
-        if found.demand > found.capacity:
+        self._pressed = found.used > (PRESSURE_ENDS if self._pressed else 1.0)
+        if self._pressed:
             text = f"{found.demand:.3g} requests/s are asked, {found.now} carry {found.capacity:.3g}: {found.why}"
             return replace(self._new(now_s, Action.BACK_PRESSURE, text), inputs=inputs)
         text = f"{found.now} are busy at {found.used:.0%}; no other roles carry {limits.band:.0%} more: {found.why}"
