@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test sim check protos format bench clean help
+.PHONY: demo test sim chaos check protos format bench clean help
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -29,6 +29,9 @@ test: $(STAMP) ## run all tests
 
 sim: $(STAMP) ## run 10,000 schedules of the simulated cluster (tests run 500)
 	@$(BIN)/python -m tests.simulation --seed 1 --schedules 10000 --keep-going
+
+chaos: $(STAMP) ## 1,000 random kills, stops and aborts of real processes under load (about 35 minutes)
+	@$(BIN)/python -m tests.chaos --events 1000 --seed 1
 
 check: $(STAMP) ## ruff, format, mypy, buf lint, stub freshness, architecture
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from contextlib import AsyncExitStack
 from typing import Any
@@ -71,7 +72,7 @@ async def _served(pair: Pair, name: str, prompt: list[int], lease_ms: float) -> 
         if attempt == 1 and lease_ms > LEASE_MS:
             await pair.p.expect(lambda message: any(made.request_id == name for made in message.first_tokens))
             await pair.p.send(cancel(P, name, attempt))
-        void = await pair.d.expect(lambda message, attempt=attempt: _outcome(message, name, attempt))
+        void = await pair.d.expect(functools.partial(_outcome, name, attempt))
         if not isinstance(void, decode_pb2.KvReadDone):
             return _tokens(pair, name, attempt)
         for session, kind in ((pair.d, D), (pair.p, P)):
@@ -79,7 +80,7 @@ async def _served(pair: Pair, name: str, prompt: list[int], lease_ms: float) -> 
     raise AssertionError(f"{name} found no end")
 
 
-def _outcome(message: Any, name: str, attempt: int) -> Any:
+def _outcome(name: str, attempt: int, message: Any) -> Any:
     """A void read or the end of the attempt."""
     for read in message.kv_reads:
         if (read.request_id, read.attempt) == (name, attempt) and read.void_reason:
