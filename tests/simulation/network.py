@@ -241,9 +241,15 @@ class _Lane:
             self._arrived(message)
 
     def flush(self) -> None:
-        held, self._held = self._held, []
-        for message in held:
-            self.send(message)
+        """What was held back arrives soon, before anything that was sent later."""
+        network = self._connection.network
+        network.later(network.delay_s(), self._drain)
+
+    def _drain(self) -> None:
+        while self._held and not self._connection.closed:
+            if self._connection.network.is_cut(*self._connection.hosts):
+                return
+            self._arrived(self._held.pop(0))
 
 
 class SimChannel:
