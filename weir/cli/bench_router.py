@@ -116,9 +116,9 @@ class MockCluster:
 
 
 def router_plan(target: Target, count: int, tokens: int, concurrency: int, shape: RouterShape) -> LoadPlan:
-    """``count`` requests as fast as ``concurrency`` at once allow, after as many warm-ups."""
+    """``count`` requests as fast as ``concurrency`` at once allow, after one that opens the connection."""
     prompts = random_prompts(
-        count + concurrency,
+        count + 1,
         input_tokens=shape.input_tokens,
         output_tokens=tokens,
         range_ratio=0.0,
@@ -128,7 +128,7 @@ def router_plan(target: Target, count: int, tokens: int, concurrency: int, shape
     )
     if shape.text:
         prompts = [Prompt(tokens, text=" ".join(f"word{i % 997}" for i in p.token_ids)) for p in prompts]
-    warm, measured = tuple(prompts[:concurrency]), tuple(prompts[concurrency:])
+    warm, measured = tuple(prompts[:1]), tuple(prompts[1:])
     return LoadPlan(target, measured, (0.0,) * count, warmups=warm, max_concurrency=concurrency, ignore_eos=True)
 
 
