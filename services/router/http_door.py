@@ -20,6 +20,7 @@ from weir.services.router.generation import Generation
 from weir.services.router.http_exchange import ClientLeft, Exchange, check_json_body
 from weir.services.router.http_labels import Labels, parse_labels
 from weir.services.router.http_server import HttpServer
+from weir.services.router.http_ui import ui_routes
 from weir.services.router.openai_errors import HttpRefusal, refusal_of
 from weir.services.router.openai_logprobs import Piece
 from weir.services.router.openai_requests import Call, parse_chat, parse_completion, require_object
@@ -80,6 +81,7 @@ class HttpDoor:
             "/v1/models": (_READ, self._models),
             "/health": (_READ, self._health),
             "/metrics": (_READ, self._show_metrics),
+            **{path: (_READ, handler) for path, handler in ui_routes(router).items()},
         }
 
     @property

@@ -185,6 +185,10 @@ class Router:
         )
         raise NotFound("trace of request", request_id or "last", state)
 
+    def recent_traces(self, count: int) -> list[TraceRecord]:
+        """The records of the ``count`` requests that ended last, the last one first."""
+        return self._traces.recent(count)
+
     def unready_reason(self) -> str | None:
         """Why no request can be served now; None when one can."""
         if self._refusing:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from opentelemetry.trace import SpanKind
@@ -92,6 +93,10 @@ class RequestTraces:
         if request_id in ("", "last"):
             return next(reversed(self._ring.values()), None)
         return self._ring.get(request_id)
+
+    def recent(self, count: int) -> list[TraceRecord]:
+        """The records of the ``count`` requests that ended last, the last one first."""
+        return list(islice(reversed(self._ring.values()), count))
 
     def _keep(self, record: TraceRecord) -> None:
         if self._capacity:
