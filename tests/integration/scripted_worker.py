@@ -100,6 +100,7 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
         self.script = Script()
         self.changed = asyncio.Event()
         self.address = ""
+        self.profile: events_pb2.WorkerProfile | None = None
         self._registry = registry
         self._server = grpc.aio.server(options=server_options(RpcLimits()))
         self._prefills: dict[tuple[str, int], prefill_pb2.BeginPrefill] = {}
@@ -136,6 +137,7 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
                 num_blocks=64,
                 block_size=BLOCK_SIZE,
                 context_tokens=200,
+                profile=self.profile,
             )
         )
 
