@@ -24,6 +24,7 @@ from weir.transfer.ticket import PeerDescriptor, Ticket
 
 MAX_ATTEMPTS = 1 << 14
 MAX_NEWS = 1 << 16
+ENDING_RETRY_S = 0.05
 MAX_REMEMBERED_CANCELS = 1 << 12
 
 
@@ -245,6 +246,12 @@ class DecodeDesk:
         """
         key = request.key
         assert (request.mode is Mode.REMOTE) == (source is not None), request.mode
+        known = self._attempts.get(key)
+        if known is not None and known.session != session:
+            # Its router has come back, and binds it here again before the old life of it has ended.
+            error = ResourceExhausted(f"{key} is still ending here", ENDING_RETRY_S)
+            self._tell(session, _over(key, error))
+            return
         if any(known >= key.attempt for known in self._by_request.get(key.request_id, ())):
             return
         if self._cancelled.get(key.request_id, -1) >= key.attempt:
