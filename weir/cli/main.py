@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 console = Console()
 DEFAULT_ROUTER = "127.0.0.1:7600"
+DEFAULT_CONTROLLER = "127.0.0.1:7401"
 
 RouterOption = Annotated[str, typer.Option("--router", envvar="WEIR_ROUTER", help="host:port of the router")]
 ModelOption = Annotated[str, typer.Option("--model", help="'demo' or a Hugging Face folder")]
@@ -175,6 +176,21 @@ def trace(
     from weir.cli.trace import run_trace
 
     run(run_trace(console, router, request_id, attributes))
+
+
+@app.command(epilog="Example: weir top --router 127.0.0.1:7600")
+def top(
+    router: RouterOption = DEFAULT_ROUTER,
+    controller: Annotated[
+        str, typer.Option(envvar="WEIR_CONTROLLER", help="host:port of the controller; empty: none")
+    ] = DEFAULT_CONTROLLER,
+    interval_s: Annotated[float, typer.Option(min=0.1, max=60, help="Between two looks")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame, after one interval")] = False,
+) -> None:
+    """Watch pools, queues, stock, flows, requests and decisions."""
+    from weir.cli.top import run_top
+
+    run(run_top(console, router, controller, interval_s, once))
 
 
 @app.command(name="role", epilog="Example: weir role decode-3fa9c1 mixed --router 127.0.0.1:7600")

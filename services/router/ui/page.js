@@ -93,11 +93,18 @@ function drawPools(workers) {
   }));
 }
 
+// The share that no new sequence could take; cached blocks could be evicted for it.
+function blocks(counts) {
+  const held = counts.used + counts.leased + counts.quarantined;
+  const share = counts.total ? (100 * held) / counts.total : 0;
+  const words = `${share > 0 && share < 10 ? share.toFixed(1) : share.toFixed(0)} %`;
+  return make("td", "", make("div", "blocks", bar(BLOCKS.map((name) => [name, counts[name]])), make("span", "", words)));
+}
+
 function drawWorkers(workers) {
   show("workers", workers.map((w) => make("tr", "",
     id(w.worker_id), text(w.role), make("td", w.state === "ready" ? "ok" : "wait", w.state),
-    number(w.running), number(w.waiting), make("td", "", bar(BLOCKS.map((name) => [name, w.blocks[name]]))),
-    number(w.open_leases), number(w.outstanding_reads), number(w.decode_step_ms ? w.decode_step_ms.toFixed(1) : "–"),
+    number(w.running), number(w.waiting), blocks(w.blocks), number(w.open_leases), number(w.outstanding_reads), number(w.decode_step_ms ? w.decode_step_ms.toFixed(1) : "–"),
     number(w.rates.prefill.toFixed(0)), number(w.rates.decode.toFixed(0)))), 11, "no worker is known yet");
 }
 
