@@ -62,6 +62,8 @@ async def run(
             await renewed(cluster)
             wrong += await leftovers.look()
             say(f"{sum(trouble.done.values())} events, {dict(load.ended)}, {len(wrong) + len(load.wrong)} wrong")
+            for line in [*load.wrong, *wrong]:
+                say(f"  {line}")
         return Outcome(
             [*load.wrong, *wrong],
             trouble.done,
