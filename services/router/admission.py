@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from weir.errors import ResourceExhausted
+from weir.services.router.commands import Admission
 from weir.services.router.entry import NEVER_S, Entry
 from weir.services.router.fleet import Fleet
 from weir.services.router.policy import Demand, Forecast, Policy
@@ -19,6 +20,8 @@ from weir.services.router.queue import FairQueue
 MARGIN = 0.9
 """Share of an SLO that the prediction may use up; the rest is for what cannot be predicted."""
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 60.0
+UNKNOWN_RETRY_S = 1.0
+"""Least wait after a refusal for a bound: what ends, and when, is not foreseen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,16 @@ class Gate:
             return Promise(NEVER_S)
         received_s = now_s if demand.received_s is None else demand.received_s
         return Promise(received_s + (demand.slo_ttft_ms - forecast.compute_ms) / 1e3)
+
+    def retry_after_s(self, admission: Admission, queue: FairQueue | None, now_s: float) -> float:
+        """When a request like this one, refused for a bound, may find room: once what is before it is worked off."""
+        tokens = len(admission.prompt)
+        forecast = self._policy.forecast(self._fleet.serving(admission.model), Demand(tokens, 1), now_s)
+        if forecast is None:
+            return UNKNOWN_RETRY_S
+        ahead = queue.work_ahead(admission.tenant, tokens) if queue is not None else 0
+        wait_ms = forecast.ttft_ms - forecast.compute_ms + ahead * forecast.prefill_ms_per_token
+        return _bounded(max(wait_ms / 1e3, UNKNOWN_RETRY_S))
 
     def _check_ttft(self, demand: Demand, forecast: Forecast, queue_ms: float) -> None:
         predicted, limit = forecast.ttft_ms + queue_ms, MARGIN * demand.slo_ttft_ms

@@ -18,6 +18,7 @@ import grpc.aio
 from weir.clock import Clock, SystemClock
 from weir.config import LimitsConfig, NatsConfig, RouterConfig, TelemetryConfig
 from weir.config.flags import CommandLine
+from weir.errors import InvalidArgument
 from weir.events.bus import EventBus
 from weir.events.nats_bus import NatsBus
 from weir.events.nats_link import NatsLink
@@ -219,6 +220,13 @@ def _salt(router_id: str, worker: WorkerKey) -> float:
 
 
 def _intake_limits(config: RouterConfig) -> IntakeLimits:
+    for name in ("slo_ttft_ms", "slo_tpot_ms"):
+        value = getattr(config, name)
+        if value > config.slo_limit_ms:
+            raise InvalidArgument(f"router.{name}", value, f"at most slo_limit_ms = {config.slo_limit_ms:g}")
+    if config.tenant_max_queued > config.max_queued_requests:
+        limit = f"at most max_queued_requests = {config.max_queued_requests}"
+        raise InvalidArgument("router.tenant_max_queued", config.tenant_max_queued, limit)
     return IntakeLimits(
         max_prompt_bytes=config.max_prompt_bytes,
         slo_limit_ms=config.slo_limit_ms,

@@ -71,7 +71,7 @@ class RequestBook:
         self._gate = Gate(fleet, policy)
         self._refusals: Counter[str] = Counter()
         self._recovery = Recovery(
-            self._ledger, self._placing, self._timers, fleet, limits, budget, random, self._lengths
+            self._ledger, self._placing, self._timers, fleet, limits, budget, random, self._lengths, self._gate
         )
 
     # what is asked of the book
@@ -169,7 +169,8 @@ class RequestBook:
 
     def _refuse(self, admission: Admission, reason: str, what: str, now_s: float) -> None:
         self._refusals[reason] += 1
-        error = ResourceExhausted(f"{what}, which is the limit", 1.0)
+        retry_s = self._gate.retry_after_s(admission, self._placing.queue_of(admission.model), now_s)
+        error = ResourceExhausted(f"{what}, which is the limit", retry_s)
         self._ledger.reject(admission, error, now_s)
         raise error
 

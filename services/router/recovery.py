@@ -13,6 +13,7 @@ from typing import Any
 from weir.errors import ResourceExhausted, Unavailable, WeirError
 from weir.ids import WorkerKey
 from weir.lifecycle import FinishReason, RequestState
+from weir.services.router.admission import Gate
 from weir.services.router.commands import SendKvReady
 from weir.services.router.ending import exhausted, over_budget
 from weir.services.router.entry import Entry
@@ -45,6 +46,7 @@ class Recovery:
         budget: RetryBudget,
         random: Callable[[], float],
         lengths: OutputLengths,
+        gate: Gate,
     ) -> None:
         self.void_reads: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()
@@ -58,6 +60,7 @@ class Recovery:
         self._budget = budget
         self._random = random
         self._lengths = lengths
+        self._gate = gate
 
     def await_decode(self, entry: Entry, now_s: float) -> None:
         """The prompt is prefilled, or will be, and no D is bound: take the first that has room."""
@@ -196,7 +199,8 @@ class Recovery:
         waited_s = now_s - entry.admission.received_s
         error: WeirError
         if self._fleet.serving(model):
-            error = ResourceExhausted(f"no room on any worker for {waited_s:.1f} s {entry.last_error}", 1.0)
+            retry_s = self._gate.retry_after_s(entry.admission, self._placing.queue_of(model), now_s)
+            error = ResourceExhausted(f"no room on any worker for {waited_s:.1f} s {entry.last_error}", retry_s)
         else:
             error = Unavailable(f"no worker for model {model!r} within {waited_s:.1f} s {entry.last_error}")
         untouched = entry.attempt == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -12,6 +13,7 @@ import pytest
 
 from tests.integration.scripted_worker import FINGERPRINT, MODEL, ScriptedWorker
 from tests.integration.test_router import Cluster, folder
+from weir.errors import InvalidArgument
 from weir.events.subjects import kv_subject
 from weir.kvcache.prefix import block_hashes, chain_seed
 from weir.lifecycle import Role
@@ -45,7 +47,7 @@ async def publish(cluster: Cluster, worker: ScriptedWorker, profile: events_pb2.
     assert view.speed.known
 
 
-async def refusal(cluster: Cluster, **slo: float) -> grpc.aio.AioRpcError:
+async def refusal(cluster: Cluster, **slo: Any) -> grpc.aio.AioRpcError:
     async with grpc.aio.insecure_channel(cluster.server.address) as channel:
         request = router_pb2.GenerateRequest(model=MODEL, **slo)
         request.tokens.token_ids.extend(PROMPT)
@@ -60,8 +62,8 @@ async def test_what_cannot_meet_its_slo_is_refused_before_prefill(slow: Cluster)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error.details() is not None
     assert "TTFT would be about 500 ms, the SLO is 400 ms" in str(error.details())
-    trailing = {str(name): value for name, value in error.trailing_metadata() or ()}
-    assert float(trailing["retry-after-ms"]) == 60_000.0
+    trailing: Any = error.trailing_metadata()
+    assert float(dict(trailing)["retry-after-ms"]) == 60_000.0
     error = await refusal(slow, slo_tpot_ms=10.0)
     assert "TPOT would be about 21.0 ms, the SLO is 10 ms" in str(error.details())
     assert slow.states() == ["rejected.0", "rejected.0"]
@@ -102,3 +104,18 @@ async def test_cache_events_are_followed(slow: Cluster) -> None:
     await worker.kill()
     await slow.registry.delete(worker.key.worker_id, worker.key.incarnation)
     await slow.until(lambda: len(prefixes) == 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"slo_ttft_ms": 900.0, "slo_limit_ms": 500.0}, "router.slo_ttft_ms"),
+        ({"slo_tpot_ms": 900.0, "slo_limit_ms": 500.0}, "router.slo_tpot_ms"),
+        ({"tenant_max_queued": 9, "max_queued_requests": 8}, "router.tenant_max_queued"),
+    ],
+)
+async def test_contradictory_limits_are_refused_before_anything_starts(
+    folder: Path, config: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=named):
+        Cluster(folder, **config)

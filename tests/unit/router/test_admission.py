@@ -89,6 +89,19 @@ def test_nobody_is_refused_for_want_of_knowledge() -> None:
     assert check(Desk(), slo_ttft_ms=0.001).until_s == NEVER_S
 
 
+def test_a_refusal_for_a_bound_says_when_there_may_be_room() -> None:
+    desk = Desk(prefills=1, decodes=1)
+    gate = Gate(desk.fleet, desk.policy)
+    admission = Admission("r", MODEL, (1,) * 200, SamplingParams(max_tokens=9), desk.now_s, desk.now_s + 60)
+    assert gate.retry_after_s(admission, None, desk.now_s) == 1.0
+    desk.report("p0", pending_prefill_tokens=4_000)
+    desk.report("d0", running=50)
+    assert gate.retry_after_s(admission, None, desk.now_s) == pytest.approx(4 * PER_TOKEN_MS)
+    queue = FairQueue()
+    queue.put(Waiting("q", "", 0, 1, 3_000, 2_000))
+    assert gate.retry_after_s(admission, queue, desk.now_s) == pytest.approx(6 * PER_TOKEN_MS)
+
+
 # under load
 
 TTFT_MS, TPOT_MS = 600.0, 40.0
