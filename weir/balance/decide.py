@@ -47,6 +47,7 @@ class BalanceController:
         self._last_flip: tuple[Role, float] | None = None
         self._under_way_to: Role | None = None
         self._pressed = False
+        self._had_workers = False
         self._epochs: dict[str, tuple[int, int]] = {}
         self._penalties = Penalties(limits.cooldown_s)
 
@@ -131,6 +132,7 @@ class BalanceController:
         ready = ready_workers(seen, now_s, limits.stale_s)
         if not ready:
             return self._no_worker(seen, now_s)
+        self._had_workers = True
         if broken := self._repair(seen, ready, now_s):
             return broken
         if limits.scale and len(seen.workers) > limits.max_workers:
@@ -266,7 +268,10 @@ class BalanceController:
         limits = self.limits
         free = len(seen.workers) < limits.max_workers and not self._penalties.holds(Action.SCALE_UP.value, now_s)
         if limits.scale and free:
-            return self._begin(now_s, Action.SCALE_UP, "no worker is ready", role=Role.MIXED)
+            # Before the first one was ready they are most likely starting.
+            patience_s = limits.confirm_s if self._had_workers else limits.confirm_down_s
+            text = "no worker is ready"
+            return self._when_confirmed("up mixed", now_s, patience_s, Action.SCALE_UP, text, role=Role.MIXED)
         return self._hold(now_s, "no worker is ready")
 
     def _repair(self, seen: Observation, ready: Sequence[WorkerFacts], now_s: float) -> Decision | None:

@@ -343,7 +343,9 @@ def test_stale_views_and_empty_ones_are_not_acted_on_but_pending_ones_still_expi
     late = controller.step(stale, decision.expires_s)
     assert late.cancels == decision.number
     empty = Observation(workers=(), traffic=TrafficWindow().snapshot(0.0))
-    assert BalanceController(SCALING).step(empty, 0.0).action is Action.SCALE_UP
+    alone = BalanceController(SCALING)
+    assert alone.step(empty, 0.0).action is Action.NONE, "they may be starting"
+    assert alone.step(empty, SCALING.confirm_down_s).action is Action.SCALE_UP
     assert BalanceController(SPLIT).step(empty, 0.0).reason == "no worker is ready"
     unknown = confirmed(BalanceController(SPLIT), replace(observation, speed=None))
     assert unknown.reason == "speed and traffic are not known yet"
