@@ -21,9 +21,7 @@ class IncrementalDetokenizer:
 
     __slots__ = ("_decoder", "_pending", "_started", "_stripped", "_table")
 
-    def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool = True
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
         self._table = tokenizer.token_bytes(skip_special_tokens)
         self._decoder = tokenizer.decoder
         self._pending = b""  # the start of a character whose end has not come

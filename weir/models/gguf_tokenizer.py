@@ -152,9 +152,7 @@ def _sentencepiece_bpe(metadata: _Metadata, tokens: list[str]) -> tokenizers.Tok
     unknown = metadata.token(tokens, "unknown_token_id")
     vocabulary = {token: i for i, token in enumerate(tokens)}
     merges = _merges_from_scores(vocabulary, scores)
-    backend = tokenizers.Tokenizer(
-        models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     # Each stretch of text between special tokens gets a space in front, even if it starts with one.
     prefix = bool(metadata.get("add_space_prefix", True))
     to_space_marks = normalizers.Replace(" ", _SPM_SPACE)
@@ -217,9 +215,7 @@ def _generation_config(metadata: _Metadata, tokens: list[str]) -> dict[str, Any]
     ends = {metadata.get(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")} - {None}
     if metadata.get("eot_token_id") is None:
         types = metadata.get("token_type", [])
-        ends |= {
-            i for i, kind in enumerate(types) if kind == _TokenType.CONTROL and tokens[i] in _END_OF_TURN
-        }
+        ends |= {i for i, kind in enumerate(types) if kind == _TokenType.CONTROL and tokens[i] in _END_OF_TURN}
     config = {
         "bos_token_id": metadata.get("bos_token_id"),
         "eos_token_id": sorted(int(i) for i in ends),

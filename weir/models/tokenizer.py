@@ -120,9 +120,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ModelError(
-            file=str(path), tensor=None, expectation=f"a readable file ({error.strerror})"
-        ) from error
+        raise ModelError(file=str(path), tensor=None, expectation=f"a readable file ({error.strerror})") from error
 
 
 def _parse(path: Path, raw: bytes) -> dict[str, Any]:
@@ -143,9 +141,7 @@ def _build_backend(path: Path, raw: bytes) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_buffer(raw)
     except Exception as error:  # the library raises bare Exception for anything wrong in the file
-        raise ModelError(
-            file=str(path), tensor=None, expectation=f"a tokenizer definition ({error})"
-        ) from error
+        raise ModelError(file=str(path), tensor=None, expectation=f"a tokenizer definition ({error})") from error
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -201,9 +197,7 @@ def _eos_token_ids(folder: Path, backend: tokenizers.Tokenizer, special: Mapping
 def _id_list(path: Path, value: object) -> list[int]:
     ids: list[Any] = value if isinstance(value, list) else [value]
     if not all(type(i) is int and i >= 0 for i in ids):
-        raise ModelError(
-            file=str(path), tensor="eos_token_id", expectation=f"an id or a list of ids, got {value!r}"
-        )
+        raise ModelError(file=str(path), tensor="eos_token_id", expectation=f"an id or a list of ids, got {value!r}")
     return ids
 
 

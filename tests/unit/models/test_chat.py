@@ -55,9 +55,7 @@ def test_renders_as_transformers_does() -> None:
         {"role": "skip", "content": "-"},
         {"role": "assistant", "content": "  ok", "name": "weir"},
     ]
-    source = REALISTIC.replace(
-        '{%- if strftime_now is defined %}{{ strftime_now("%d %b %Y") }}{% endif %}', ""
-    )
+    source = REALISTIC.replace('{%- if strftime_now is defined %}{{ strftime_now("%d %b %Y") }}{% endif %}', "")
     for prompt in (True, False):
         rendered, _ = reference.render_jinja_template(
             [messages], chat_template=source, add_generation_prompt=prompt, bos_token="<s>", eos_token="</s>"

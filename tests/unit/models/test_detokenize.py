@@ -27,9 +27,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Tokenizer.load(folder)
 
 
-def streamed(
-    tokenizer: Tokenizer, prompt: list[int], ids: list[int], cuts: list[int], skip: bool = True
-) -> str:
+def streamed(tokenizer: Tokenizer, prompt: list[int], ids: list[int], cuts: list[int], skip: bool = True) -> str:
     detokenizer = IncrementalDetokenizer(tokenizer, prompt, skip)
     edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
     parts = [detokenizer.push(ids[a:b]) for a, b in pairwise(edges)]

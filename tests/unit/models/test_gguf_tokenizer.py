@@ -34,8 +34,7 @@ ANSWER_IDS = [
 ]
 # fmt: on
 ANSWER = (
-    "The planets of the solar system are:\n\n"
-    "Mercury, Venus, Earth, Mars, Jupiter, Saturn, Uranus, Neptune, and Pluto."
+    "The planets of the solar system are:\n\nMercury, Venus, Earth, Mars, Jupiter, Saturn, Uranus, Neptune, and Pluto."
 )
 CORPUS = [
     "",
@@ -73,9 +72,7 @@ def test_demo_ids_equal_transformers(text: str) -> None:
     tokenizer = demo_tokenizer()
     expected = reference(demo_gguf())
     for special in (False, True):
-        assert tokenizer.encode(text, add_special_tokens=special) == expected.encode(
-            text, add_special_tokens=special
-        )
+        assert tokenizer.encode(text, add_special_tokens=special) == expected.encode(text, add_special_tokens=special)
 
 
 @settings(deadline=None)
@@ -142,9 +139,7 @@ def test_sentencepiece_pieces(sentencepiece: Path) -> None:
     assert tokenizer.eos_token_ids == {2}
 
 
-@pytest.mark.parametrize(
-    "text", ["the weir holds", "weir", "the 你好 é🎉 holds!", "theweir 123 {x}", "a  b   c", ""]
-)
+@pytest.mark.parametrize("text", ["the weir holds", "weir", "the 你好 é🎉 holds!", "theweir 123 {x}", "a  b   c", ""])
 def test_sentencepiece_ids_equal_transformers(sentencepiece: Path, text: str) -> None:
     tokenizer = convert(sentencepiece)
     expected = reference(sentencepiece)

@@ -37,9 +37,7 @@ small_stops = st.lists(st.text(alphabet="abc🎉", min_size=1, max_size=6), max_
 
 
 @given(small_stops, small_text, st.lists(st.integers(0, 30), max_size=12), st.booleans())
-def test_any_chunking_cuts_at_the_first_stop(
-    stops: list[str], text: str, cuts: list[int], include: bool
-) -> None:
+def test_any_chunking_cuts_at_the_first_stop(stops: list[str], text: str, cuts: list[int], include: bool) -> None:
     assert run(stops, chunked(text, cuts), include) == expected(stops, text, include)
 
 
