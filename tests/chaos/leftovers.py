@@ -14,8 +14,8 @@ from weir.cli.process import ChildProcess
 from weir.cli.workers import worker_state
 from weir.client import AsyncClient
 
-RSS_GROWTH_MB = 48.0
-"""A process may grow by this from its first to its last quiet moment (the allocator's own slack)."""
+RSS_GROWTH_MB = 128.0
+"""A process may grow by this from its first quiet moment, which may be right after its start, to its last."""
 FILES_GROWTH = 24
 """File descriptors: each known peer costs some, and connections to the dead are closed late."""
 TASKS_GROWTH = 8
