@@ -21,7 +21,7 @@ def requirements(project: dict, image: str, device: str = "cpu") -> list[str]:
     if device not in {"cpu", "cuda"}:
         raise ValueError(f"device {device!r}: cpu or cuda")
     if image == "control":
-        return list(project["dependencies"])
+        return [*project["dependencies"], *extras["otlp"]]
     if image == "worker":
         return [line for line in extras["worker"] if device == "cuda" or not line.startswith(GPU_ONLY)]
     if image == "model":

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from google.protobuf.message import DecodeError
 
 from weir.balance.decide import BalanceController
-from weir.balance.decision import Decision
+from weir.balance.decision import Action, Decision
 from weir.clock import Clock
 from weir.errors import FailedPrecondition, WeirError
 from weir.events.bus import Event, EventBus, Subscription
@@ -64,6 +64,8 @@ class BalanceLoop:
         self._task: asyncio.Task[None] | None = None
         self._action: asyncio.Task[None] | None = None
         self._last_kind = ""
+        for action in Action:
+            metrics.decisions.labels(action.value)
 
     async def open(self) -> None:
         """Subscribe, then begin. Raises Unavailable when the subscriptions are not confirmed."""

@@ -449,7 +449,7 @@ async def test_metrics_count_what_ended(folder: Path) -> None:
     assert 'weir_requests_ended_total{state="finished"} 1.0' in text
     assert 'weir_requests_ended_total{state="rejected"} 1.0' in text
     assert 'vllm:prompt_tokens_by_source_total{source="local_compute"} 9.0' in text
-    assert made.app.router.render_metrics().decode().count("weir_requests_ended_total{") == 2
+    assert made.app.router.render_metrics().decode().count("weir_requests_ended_total{") == 4
     await made.stop()
 
 

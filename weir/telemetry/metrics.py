@@ -9,9 +9,13 @@ by the scrape's ``job``, and never add them up.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from weir.errors import Unavailable
@@ -28,10 +32,16 @@ BYTES_BUCKETS = tuple(float(1 << power) for power in range(16, 36, 2))
 COUNT_BUCKETS = tuple(float(1 << power) for power in range(0, 17, 2))
 
 MAX_MODELS = 8
-MAX_REASONS = 24
+MAX_REASONS = 32
 MAX_TRANSPORTS = 8
 MAX_PEERS = 64
 
+ENDS = ("finished", "failed", "rejected", "cancelled")
+RETRY_REASONS = ("prefill_lost", "decode_lost", "read_void", "rebind", "fault")
+REFUSAL_REASONS = (
+    "slo_ttft", "slo_tpot", "active_limit", "queue_limit", "total_limit", "tenant_active_limit", "tenant_queue_limit",
+    "no_worker",
+)  # fmt: skip
 BLOCK_STATES = ("free", "used", "cached", "leased", "quarantined")
 PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 
@@ -88,11 +98,15 @@ class RouterMetrics(ProcessMetrics):
     def __init__(self, model_name: str = "") -> None:
         super().__init__(model_name)
         self.models = Bounded(MAX_MODELS)
-        self.reasons = Bounded(MAX_REASONS)
+        self.reasons = Bounded(MAX_REASONS, (*RETRY_REASONS, *REFUSAL_REASONS))
         self._requests()
         self._latencies()
         self._tokens()
         self._choices()
+        _begin(self.requests_ended, ENDS)
+        _begin(self.slo_missed, ("ttft", "tpot"))
+        _begin(self.retries, RETRY_REASONS)
+        _begin(self.refusals, REFUSAL_REASONS)
 
     def _requests(self) -> None:
         registry = self.registry
@@ -108,8 +122,6 @@ class RouterMetrics(ProcessMetrics):
         self.slo_missed = Counter(
             "weir_requests_slo_missed", "Finished requests that missed an SLO, by SLO.", ("slo",), registry=registry
         )
-        for slo in ("ttft", "tpot"):
-            self.slo_missed.labels(slo)
         self.requests_running = Gauge(
             "vllm:num_requests_running", "Requests on a worker.", ("model_name",), registry=registry
         )
@@ -356,6 +368,7 @@ class ControllerMetrics(ProcessMetrics):
         self.role_changes = Counter(
             "weir_role_changes", "Role changes, by outcome.", ("outcome",), registry=self.registry
         )
+        _begin(self.role_changes, ("made", "failed"))
         self.decisions = Counter("weir_decisions", "Balance decisions.", ("action",), registry=self.registry)
         self.forecast_error = Gauge(
             "weir_forecast_error_ratio", "Error (MAPE) of the arrival forecast in use.", registry=self.registry
@@ -364,22 +377,34 @@ class ControllerMetrics(ProcessMetrics):
 
 
 class MetricsServer:
-    """``/metrics`` on an address of its own."""
+    """``/metrics`` on an address of its own, always in the text format.
+
+    OpenMetrics, which Prometheus asks for first, is not offered: there the client library writes ``vllm_``, not
+    ``vllm:``.
+    """
 
     def __init__(self, bind: str, metrics: ProcessMetrics) -> None:
         """Listen on ``bind`` (host:port); Unavailable when it is taken."""
         host, _, port = bind.rpartition(":")
         try:
-            self._server, self._thread = start_http_server(int(port), host, metrics.registry)
+            self._server = ThreadingHTTPServer((host.strip("[]"), int(port)), partial(_Page, metrics.render))
         except OSError as error:
             raise Unavailable(f"metrics cannot bind {bind}: {error}") from None
         self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _begin(counter: Counter, values: Iterable[str]) -> None:
+    """Export the counter's series from 0 on: of one that begins later, the first event is no increase."""
+    for value in values:
+        counter.labels(value)
 
 
 class _Summed:
@@ -406,6 +431,29 @@ class _Summed:
         for model, counts in buckets.items():
             family.add_metric((model,), list(counts.items()), sums[model])
         yield family
+
+
+class _Page(BaseHTTPRequestHandler):
+    timeout = 10
+
+    def __init__(self, render: Callable[[], bytes], *given: Any) -> None:
+        self._render = render
+        super().__init__(*given)
+
+    def do_GET(self) -> None:
+        """The page, whatever the path's query is."""
+        if self.path.partition("?")[0] not in ("/", "/metrics"):
+            self.send_error(404)
+            return
+        body = self._render()
+        self.send_response(200)
+        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a scrape is no news."""
 
 
 class _BusCollector:

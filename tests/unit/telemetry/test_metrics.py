@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import urllib.request
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client.core import Sample
@@ -22,7 +24,16 @@ from weir.services.router.meters import Meters
 from weir.services.router.timings import Timings
 from weir.services.worker.load import LoadTracker
 from weir.services.worker.meters import MAX_CANCELS, CancelTimes, WorkerMeters
-from weir.telemetry.metrics import MAX_MODELS, MAX_PEERS, MAX_REASONS, ProcessMetrics, RouterMetrics, WorkerMetrics
+from weir.telemetry.metrics import (
+    CONTENT_TYPE,
+    MAX_MODELS,
+    MAX_PEERS,
+    MAX_REASONS,
+    MetricsServer,
+    ProcessMetrics,
+    RouterMetrics,
+    WorkerMetrics,
+)
 from weir.telemetry.metrics_labels import CONCURRENCY, INPUT_TOKENS, OTHER, PATHS, Bounded, Ranges
 
 USAGE = answer.Usage(100, 5, 32, 68, 32, 0)
@@ -85,7 +96,7 @@ def test_the_router_has_few_series_whatever_comes() -> None:
     assert len(values["model_name"]) == MAX_MODELS + 1
     assert len(values["reason"]) == MAX_REASONS + 1
     assert set(values) == {
-        "model_name", "input_tokens", "path", "concurrency", "stage", "le", "source", "slo", "reason",
+        "model_name", "input_tokens", "path", "concurrency", "stage", "le", "source", "slo", "reason", "state",
     }  # fmt: skip
     bound = (MAX_MODELS + 1) * (len(PATHS) * len(INPUT_TOKENS.labels) + 2 * len(CONCURRENCY.labels) + 6) * 20
     assert len(series(meters.metrics)) < bound
@@ -129,7 +140,7 @@ def test_one_observation_has_both_names() -> None:
         ({"slo_ttft_ms": 9.9, "slo_tpot_ms": 6.2}, 0, (1, 1)),
     ],
 )
-def test_goodput_counts_what_met_its_slos(slos: dict[str, float], good: int, missed: tuple[int, int]) -> None:
+def test_goodput_counts_what_met_its_slos(slos: dict[str, Any], good: int, missed: tuple[int, int]) -> None:
     meters = Meters(RouterMetrics())
     meters.ended(end(**slos), "m", 3)
     meters.ended(end(RequestState.FAILED, **slos), "m", 3)
@@ -221,3 +232,16 @@ def test_cancels_that_never_end_are_not_kept() -> None:
     times.ended(RequestKey("r0", 1))
     times.ended(RequestKey("r1", 1))
     assert len(taken) == 1
+
+
+def test_names_keep_their_colon_whatever_format_is_asked_for() -> None:
+    metrics = WorkerMetrics("m")
+    server = MetricsServer("127.0.0.1:0", metrics)
+    accept = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1,text/plain;q=0.5"
+    request = urllib.request.Request(f"http://127.0.0.1:{server.port}/metrics", headers={"Accept": accept})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert answer.headers["content-type"] == CONTENT_TYPE
+            assert b'\nvllm:num_requests_running{model_name="m"} 0.0\n' in answer.read()
+    finally:
+        server.close()

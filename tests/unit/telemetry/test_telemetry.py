@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import random
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
@@ -164,6 +165,8 @@ def test_each_process_has_a_registry_of_its_own_and_can_serve_it() -> None:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
             assert b'weir_members{role="decode"} 2.0' in answer.read()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{server.port}/else", timeout=10)
         with pytest.raises(Unavailable, match=f"cannot bind 127.0.0.1:{server.port}"):
             MetricsServer(f"127.0.0.1:{server.port}", two)
     finally:
