@@ -44,7 +44,8 @@ class PrefixMap:
 
     def __init__(self, max_blocks: int) -> None:
         self._max_blocks = max_blocks
-        self._holders: dict[bytes, dict[WorkerKey, None]] = {}
+        self._holders: dict[bytes, WorkerKey | dict[WorkerKey, None]] = {}
+        """Most blocks are in one cache only: those do without a dictionary of their own."""
         self._blocks: dict[WorkerKey, dict[bytes, None]] = {}
         self._size = 0
         self.evicted = 0
@@ -61,8 +62,7 @@ class PrefixMap:
         for block_hash in hashes:
             if block_hash not in blocks:
                 blocks[block_hash] = None
-                self._holders.setdefault(block_hash, {})[worker] = None
-                self._size += 1
+                self._hold(worker, block_hash)
         if not blocks:
             del self._blocks[worker]
         while self._size > self._max_blocks:
@@ -110,14 +110,14 @@ class PrefixMap:
                 high = middle - 1
         found: dict[WorkerKey, None] = {}
         while low > 0 and len(found) < limit:
-            found.update(dict.fromkeys(islice(self._holders.get(hashes[low - 1], ()), limit - len(found))))
+            found.update(dict.fromkeys(islice(self._holders_of(hashes[low - 1]), limit - len(found))))
             low //= 2
         return list(found)
 
     def check_integrity(self) -> None:
         """Assert that both directions agree and the bound holds."""
         pairs = {(worker, block) for worker, blocks in self._blocks.items() for block in blocks}
-        assert pairs == {(worker, block) for block, holders in self._holders.items() for worker in holders}
+        assert pairs == {(worker, block) for block in self._holders for worker in self._holders_of(block)}
         assert len(pairs) == self._size <= max(self._max_blocks, 0)
 
     def _evict(self) -> None:
@@ -130,8 +130,26 @@ class PrefixMap:
 
     def _drop(self, worker: WorkerKey, blocks: dict[bytes, None], block_hash: bytes) -> None:
         del blocks[block_hash]
-        holders = self._holders[block_hash]
-        del holders[worker]
-        if not holders:
+        held = self._holders[block_hash]
+        if isinstance(held, WorkerKey):
+            assert held == worker, "both directions agree"
             del self._holders[block_hash]
+        else:
+            del held[worker]
+            if len(held) == 1:
+                self._holders[block_hash] = next(iter(held))
         self._size -= 1
+
+    def _hold(self, worker: WorkerKey, block_hash: bytes) -> None:
+        held = self._holders.get(block_hash)
+        if held is None:
+            self._holders[block_hash] = worker
+        elif isinstance(held, WorkerKey):
+            self._holders[block_hash] = {held: None, worker: None}
+        else:
+            held[worker] = None
+        self._size += 1
+
+    def _holders_of(self, block_hash: bytes) -> Iterable[WorkerKey]:
+        held = self._holders.get(block_hash, ())
+        return (held,) if isinstance(held, WorkerKey) else held

@@ -98,7 +98,7 @@ class RouterConfig:
     tenant_max_active: int = setting(
         0, "requests of one tenant under way; 0 is no limit of its own", low=0, high=1 << 20
     )
-    prefix_index_blocks: int = setting(1 << 20, "blocks of workers' caches remembered; 0 is none", low=0, high=1 << 26)
+    prefix_index_blocks: int = setting(1 << 19, "blocks of workers' caches remembered; 0 is none", low=0, high=1 << 26)
 
 
 @dataclass(frozen=True, slots=True)
