@@ -34,7 +34,10 @@ def find_chromium() -> str | None:
 
 
 class Page:
-    """One page of one browser; a context manager that ends it. ``complaints``: what its console said in anger."""
+    """One page of one browser; a context manager that ends it.
+
+    ``complaints``: what its console said in anger; ``requests``: every address that it asked.
+    """
 
     def __init__(self, profile: Path, width: int, height: int) -> None:
         path = find_chromium()
@@ -50,6 +53,7 @@ class Page:
         self._number = 0
         self._session = ""
         self.complaints: list[str] = []
+        self.requests: list[str] = []
         self._attach(width, height)
 
     def __enter__(self) -> Self:
@@ -93,8 +97,9 @@ class Page:
         return result
 
     def open(self, url: str) -> None:
-        """Go there."""
+        """Go there, and return when it is loaded."""
         self.call("Page.navigate", url=url)
+        self.wait(f"location.href === {url!r} && document.readyState === 'complete'", url)
 
     def dark(self, dark: bool) -> None:
         """Set the colour scheme that the user prefers."""
@@ -135,6 +140,8 @@ class Page:
         method, parameters = message.get("method", ""), message.get("params", {})
         if method == "Log.entryAdded" and parameters["entry"]["level"] == "error":
             self.complaints.append(parameters["entry"]["text"])
+        elif method == "Network.requestWillBeSent":
+            self.requests.append(parameters["request"]["url"])
         elif method == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(parameters["exceptionDetails"])[:500])
 
