@@ -466,8 +466,15 @@ class Router:
             self._prefixes.stored(worker, stored)
 
     def blocks_unknown(self, worker: WorkerKey) -> None:
-        """See ViewOwner. What was lost is not asked for: the worker's cache is learnt anew as it changes."""
+        """See ViewOwner. The worker is asked for all that its cache has."""
         self._prefixes.forget(worker)
+        link = self._links.get(worker)
+        if link is not None:
+            link.ask_blocks()
+
+    def blocks_listed(self, worker: WorkerKey, hashes: Sequence[bytes]) -> None:
+        """See LinkOwner."""
+        self.blocks_changed(worker, hashes, ())
 
     def cancel_seen(self, request_id: str, reason: str) -> None:
         """See ViewOwner."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -26,6 +26,8 @@ from weir.rpc.v1 import (
     kv_pb2,
     prefill_pb2,
     prefill_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
 )
 from weir.services.router.retry import backoff_s
 
@@ -36,6 +38,7 @@ MAX_PENDING_COMMANDS = 16_384
 MESSAGE_TOKENS = 200_000
 """A new message is begun once the open one holds this many token ids, to stay under the size limit."""
 FIRST_BACKOFF_S = 0.05
+ASK_TIMEOUT_S = 5.0
 
 
 class OpenChannel(Protocol):
@@ -57,6 +60,10 @@ class LinkOwner(Protocol):
 
     def prefill_news(self, worker: WorkerKey, message: prefill_pb2.PrefillServiceSessionResponse) -> None:
         """A message of the prefill stream."""
+        ...
+
+    def blocks_listed(self, worker: WorkerKey, hashes: Sequence[bytes]) -> None:
+        """What the worker's cache has, asked for when the link came up and by ``WorkerLink.ask_blocks``."""
         ...
 
     def decode_news(self, worker: WorkerKey, message: decode_pb2.DecodeServiceSessionResponse) -> None:
@@ -140,6 +147,8 @@ class WorkerLink:
         self._prefill_out = Outbox(prefill_pb2.PrefillServiceSessionRequest)
         self._decode_out = Outbox(decode_pb2.DecodeServiceSessionRequest)
         self._task: asyncio.Task[None] | None = None
+        self._line: grpc.aio.Channel | None = None
+        self._asking: asyncio.Task[None] | None = None
 
     # what is sent
 
@@ -155,6 +164,22 @@ class WorkerLink:
     def unsent(self) -> bool:
         """Whether the link is up and commands wait to be written."""
         return self.up and not (self._prefill_out.empty and self._decode_out.empty)
+
+    def ask_blocks(self) -> None:
+        """Ask what the worker's cache has; the owner hears ``blocks_listed``. One question at a time."""
+        if self.up and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.create_task(self._list_blocks(), name=f"blocks of {self.worker}")
+
+    async def _list_blocks(self) -> None:
+        assert self._line is not None
+        stub = worker_pb2_grpc.WorkerServiceStub(self._line)
+        try:
+            answer = await stub.ListBlocks(worker_pb2.ListBlocksRequest(), timeout=ASK_TIMEOUT_S)
+        except (grpc.RpcError, TimeoutError) as error:
+            # Nothing depends on it: hits are predicted from what the worker announces from now on.
+            _log.debug("blocks of %s not listed: %s", self.worker, error)
+            return
+        self._owner.blocks_listed(self.worker, answer.hashes)
 
     # its life
 
@@ -188,7 +213,7 @@ class WorkerLink:
         """One life of the link; whether it was up at all."""
         reason = "closed"
         was_up = False
-        line = self._open_channel(self.address, limits=self._limits)
+        line = self._line = self._open_channel(self.address, limits=self._limits)
         prefill = prefill_pb2_grpc.PrefillServiceStub(line).Session()
         decode = decode_pb2_grpc.DecodeServiceStub(line).Session()
         try:
@@ -211,6 +236,8 @@ class WorkerLink:
             self.up = False
             prefill.cancel()
             decode.cancel()
+            if self._asking is not None:
+                self._asking.cancel()
             if was_up:
                 self._owner.lost(self.worker, reason)
             await line.close(None)
@@ -241,6 +268,7 @@ class WorkerLink:
         self.heard_s = self._clock.monotonic_s()
         self.up = True
         self._owner.connected(self.worker, welcome)
+        self.ask_blocks()
 
     async def _serve(self, prefill: Any, decode: Any) -> None:
         """Until any of the four directions ends. Raises what ended it."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from weir.services.worker.host import WorkerHost
 
 MAX_DRAIN_TIMEOUT_S = 3_600.0
+MAX_LISTED_BLOCKS = 100_000
+"""Hashes in one answer: 1.8 MB."""
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -65,6 +67,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 "weir.role.epoch": self._host.gate.epoch,
             }
             tracer.close(span, SpanData("role_flip", begun_s, clock.monotonic_s(), attributes, error=error))
+
+    async def ListBlocks(self, request: worker_pb2.ListBlocksRequest, context: Any) -> worker_pb2.ListBlocksResponse:
+        """Hashes of what the prefix cache has, between two steps."""
+        limit = min(request.limit or MAX_LISTED_BLOCKS, MAX_LISTED_BLOCKS)
+        if limit < 0:
+            raise InvalidArgument("limit", request.limit, "at least 0")
+        hashes = await self._host.step_loop.call(lambda engine: self._host.parts.blocks.known_hashes(limit))
+        return worker_pb2.ListBlocksResponse(hashes=hashes)
 
     async def GetDescriptor(
         self, request: worker_pb2.GetDescriptorRequest, context: Any

@@ -27,6 +27,8 @@ from weir.rpc.v1 import (
     kv_pb2,
     prefill_pb2,
     prefill_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
 )
 from weir.transfer.fingerprint import Fingerprint
 
@@ -91,7 +93,11 @@ class Outlet:
         return message
 
 
-class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.DecodeServiceServicer):
+class ScriptedWorker(
+    prefill_pb2_grpc.PrefillServiceServicer,
+    decode_pb2_grpc.DecodeServiceServicer,
+    worker_pb2_grpc.WorkerServiceServicer,
+):
     """``start`` serves and registers; ``kill`` is what SIGKILL would look like."""
 
     def __init__(self, name: str, role: Role, registry: Registry, incarnation: int = 1) -> None:
@@ -101,6 +107,8 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
         self.changed = asyncio.Event()
         self.address = ""
         self.profile: events_pb2.WorkerProfile | None = None
+        self.cached: list[bytes] = []
+        """Hashes of blocks that it says its cache has."""
         self._registry = registry
         self._server = grpc.aio.server(options=server_options(RpcLimits()))
         self._prefills: dict[tuple[str, int], prefill_pb2.BeginPrefill] = {}
@@ -118,6 +126,7 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
     async def start(self) -> None:
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, self._server)
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, self._server)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
         port = self._server.add_insecure_port("127.0.0.1:0")
         self.address = f"127.0.0.1:{port}"
         await self._server.start()
@@ -140,6 +149,9 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
                 profile=self.profile,
             )
         )
+
+    async def ListBlocks(self, request: worker_pb2.ListBlocksRequest, context: object) -> worker_pb2.ListBlocksResponse:
+        return worker_pb2.ListBlocksResponse(hashes=self.cached)
 
     async def kill(self) -> None:
         """Gone at once: streams break, nobody is told."""

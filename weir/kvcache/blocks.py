@@ -21,6 +21,7 @@ import enum
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from weir.errors import ResourceExhausted
@@ -205,6 +206,10 @@ class BlockManager:
         if self._drop_hash(block) and self._state[block] is BlockState.CACHED:
             del self._cached[block]
             self._to_free(block)
+
+    def known_hashes(self, limit: int) -> list[bytes]:
+        """Up to ``limit`` hashes in the prefix cache now, for whoever missed changes."""
+        return [] if self._prefix is None else list(islice(self._prefix, limit))
 
     def drain_changes(self) -> KvChanges:
         """Changes of the prefix cache since the last call, for the event ``weir.v1.kv.<worker>``."""

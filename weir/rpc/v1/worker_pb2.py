@@ -26,7 +26,7 @@ from weir.rpc.v1 import common_pb2 as weir_dot_rpc_dot_v1_dot_common__pb2
 from weir.rpc.v1 import kv_pb2 as weir_dot_rpc_dot_v1_dot_kv__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18weir/rpc/v1/worker.proto\x12\x0bweir.rpc.v1\x1a\x18weir/rpc/v1/common.proto\x1a\x14weir/rpc/v1/kv.proto\"*\n\x0fGetStateRequest\x12\x17\n\x0f\x63heck_integrity\x18\x01 \x01(\x08\"\xd9\x06\n\x10GetStateResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x1f\n\x04role\x18\x03 \x01(\x0e\x32\x11.weir.rpc.v1.Role\x12\x12\n\nrole_epoch\x18\x04 \x01(\x04\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12%\n\x04load\x18\x06 \x01(\x0b\x32\x17.weir.rpc.v1.WorkerLoad\x12\x15\n\ropen_sessions\x18\x07 \x01(\x05\x12\r\n\x05tasks\x18\x08 \x01(\x05\x12\x12\n\nopen_files\x18\t \x01(\x05\x12\x11\n\trss_bytes\x18\n \x01(\x03\x12\x44\n\x0cleases_ended\x18\x0b \x03(\x0b\x32..weir.rpc.v1.GetStateResponse.LeasesEndedEntry\x12@\n\nvoid_reads\x18\x0c \x03(\x0b\x32,.weir.rpc.v1.GetStateResponse.VoidReadsEntry\x12\x41\n\ntransports\x18\r \x03(\x0b\x32-.weir.rpc.v1.GetStateResponse.TransportsEntry\x12\r\n\x05model\x18\x0e \x01(\t\x12/\n\x0b\x66ingerprint\x18\x0f \x01(\x0b\x32\x1a.weir.rpc.v1.KvFingerprint\x12\x0b\n\x03pid\x18\x10 \x01(\x05\x12\x1a\n\x12prefills_completed\x18\x11 \x01(\x03\x12X\n\x17prompt_tokens_by_source\x18\x12 \x03(\x0b\x32\x37.weir.rpc.v1.GetStateResponse.PromptTokensBySourceEntry\x1a\x32\n\x10LeasesEndedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x30\n\x0eVoidReadsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x31\n\x0fTransportsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a;\n\x19PromptTokensBySourceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"c\n\x0eSetRoleRequest\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.weir.rpc.v1.Role\x12\x16\n\x0e\x65xpected_epoch\x18\x02 \x01(\x04\x12\x18\n\x10\x64rain_timeout_ms\x18\x03 \x01(\x01\"W\n\x0fSetRoleResponse\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.weir.rpc.v1.Role\x12\x12\n\nrole_epoch\x18\x02 \x01(\x04\x12\x0f\n\x07took_ms\x18\x03 \x01(\x01\"\x16\n\x14GetDescriptorRequest\"H\n\x15GetDescriptorResponse\x12/\n\ndescriptor\x18\x01 \x01(\x0b\x32\x1b.weir.rpc.v1.PeerDescriptor2\xf6\x01\n\rWorkerService\x12G\n\x08GetState\x12\x1c.weir.rpc.v1.GetStateRequest\x1a\x1d.weir.rpc.v1.GetStateResponse\x12\x44\n\x07SetRole\x12\x1b.weir.rpc.v1.SetRoleRequest\x1a\x1c.weir.rpc.v1.SetRoleResponse\x12V\n\rGetDescriptor\x12!.weir.rpc.v1.GetDescriptorRequest\x1a\".weir.rpc.v1.GetDescriptorResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18weir/rpc/v1/worker.proto\x12\x0bweir.rpc.v1\x1a\x18weir/rpc/v1/common.proto\x1a\x14weir/rpc/v1/kv.proto\"\"\n\x11ListBlocksRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\"$\n\x12ListBlocksResponse\x12\x0e\n\x06hashes\x18\x01 \x03(\x0c\"*\n\x0fGetStateRequest\x12\x17\n\x0f\x63heck_integrity\x18\x01 \x01(\x08\"\xd9\x06\n\x10GetStateResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x1f\n\x04role\x18\x03 \x01(\x0e\x32\x11.weir.rpc.v1.Role\x12\x12\n\nrole_epoch\x18\x04 \x01(\x04\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12%\n\x04load\x18\x06 \x01(\x0b\x32\x17.weir.rpc.v1.WorkerLoad\x12\x15\n\ropen_sessions\x18\x07 \x01(\x05\x12\r\n\x05tasks\x18\x08 \x01(\x05\x12\x12\n\nopen_files\x18\t \x01(\x05\x12\x11\n\trss_bytes\x18\n \x01(\x03\x12\x44\n\x0cleases_ended\x18\x0b \x03(\x0b\x32..weir.rpc.v1.GetStateResponse.LeasesEndedEntry\x12@\n\nvoid_reads\x18\x0c \x03(\x0b\x32,.weir.rpc.v1.GetStateResponse.VoidReadsEntry\x12\x41\n\ntransports\x18\r \x03(\x0b\x32-.weir.rpc.v1.GetStateResponse.TransportsEntry\x12\r\n\x05model\x18\x0e \x01(\t\x12/\n\x0b\x66ingerprint\x18\x0f \x01(\x0b\x32\x1a.weir.rpc.v1.KvFingerprint\x12\x0b\n\x03pid\x18\x10 \x01(\x05\x12\x1a\n\x12prefills_completed\x18\x11 \x01(\x03\x12X\n\x17prompt_tokens_by_source\x18\x12 \x03(\x0b\x32\x37.weir.rpc.v1.GetStateResponse.PromptTokensBySourceEntry\x1a\x32\n\x10LeasesEndedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x30\n\x0eVoidReadsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x31\n\x0fTransportsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a;\n\x19PromptTokensBySourceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"c\n\x0eSetRoleRequest\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.weir.rpc.v1.Role\x12\x16\n\x0e\x65xpected_epoch\x18\x02 \x01(\x04\x12\x18\n\x10\x64rain_timeout_ms\x18\x03 \x01(\x01\"W\n\x0fSetRoleResponse\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.weir.rpc.v1.Role\x12\x12\n\nrole_epoch\x18\x02 \x01(\x04\x12\x0f\n\x07took_ms\x18\x03 \x01(\x01\"\x16\n\x14GetDescriptorRequest\"H\n\x15GetDescriptorResponse\x12/\n\ndescriptor\x18\x01 \x01(\x0b\x32\x1b.weir.rpc.v1.PeerDescriptor2\xc5\x02\n\rWorkerService\x12G\n\x08GetState\x12\x1c.weir.rpc.v1.GetStateRequest\x1a\x1d.weir.rpc.v1.GetStateResponse\x12\x44\n\x07SetRole\x12\x1b.weir.rpc.v1.SetRoleRequest\x1a\x1c.weir.rpc.v1.SetRoleResponse\x12V\n\rGetDescriptor\x12!.weir.rpc.v1.GetDescriptorRequest\x1a\".weir.rpc.v1.GetDescriptorResponse\x12M\n\nListBlocks\x12\x1e.weir.rpc.v1.ListBlocksRequest\x1a\x1f.weir.rpc.v1.ListBlocksResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,26 +41,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATERESPONSE_TRANSPORTSENTRY']._serialized_options = b'8\001'
   _globals['_GETSTATERESPONSE_PROMPTTOKENSBYSOURCEENTRY']._loaded_options = None
   _globals['_GETSTATERESPONSE_PROMPTTOKENSBYSOURCEENTRY']._serialized_options = b'8\001'
-  _globals['_GETSTATEREQUEST']._serialized_start=89
-  _globals['_GETSTATEREQUEST']._serialized_end=131
-  _globals['_GETSTATERESPONSE']._serialized_start=134
-  _globals['_GETSTATERESPONSE']._serialized_end=991
-  _globals['_GETSTATERESPONSE_LEASESENDEDENTRY']._serialized_start=779
-  _globals['_GETSTATERESPONSE_LEASESENDEDENTRY']._serialized_end=829
-  _globals['_GETSTATERESPONSE_VOIDREADSENTRY']._serialized_start=831
-  _globals['_GETSTATERESPONSE_VOIDREADSENTRY']._serialized_end=879
-  _globals['_GETSTATERESPONSE_TRANSPORTSENTRY']._serialized_start=881
-  _globals['_GETSTATERESPONSE_TRANSPORTSENTRY']._serialized_end=930
-  _globals['_GETSTATERESPONSE_PROMPTTOKENSBYSOURCEENTRY']._serialized_start=932
-  _globals['_GETSTATERESPONSE_PROMPTTOKENSBYSOURCEENTRY']._serialized_end=991
-  _globals['_SETROLEREQUEST']._serialized_start=993
-  _globals['_SETROLEREQUEST']._serialized_end=1092
-  _globals['_SETROLERESPONSE']._serialized_start=1094
-  _globals['_SETROLERESPONSE']._serialized_end=1181
-  _globals['_GETDESCRIPTORREQUEST']._serialized_start=1183
-  _globals['_GETDESCRIPTORREQUEST']._serialized_end=1205
-  _globals['_GETDESCRIPTORRESPONSE']._serialized_start=1207
-  _globals['_GETDESCRIPTORRESPONSE']._serialized_end=1279
-  _globals['_WORKERSERVICE']._serialized_start=1282
-  _globals['_WORKERSERVICE']._serialized_end=1528
+  _globals['_LISTBLOCKSREQUEST']._serialized_start=89
+  _globals['_LISTBLOCKSREQUEST']._serialized_end=123
+  _globals['_LISTBLOCKSRESPONSE']._serialized_start=125
+  _globals['_LISTBLOCKSRESPONSE']._serialized_end=161
+  _globals['_GETSTATEREQUEST']._serialized_start=163
+  _globals['_GETSTATEREQUEST']._serialized_end=205
+  _globals['_GETSTATERESPONSE']._serialized_start=208
+  _globals['_GETSTATERESPONSE']._serialized_end=1065
+  _globals['_GETSTATERESPONSE_LEASESENDEDENTRY']._serialized_start=853
+  _globals['_GETSTATERESPONSE_LEASESENDEDENTRY']._serialized_end=903
+  _globals['_GETSTATERESPONSE_VOIDREADSENTRY']._serialized_start=905
+  _globals['_GETSTATERESPONSE_VOIDREADSENTRY']._serialized_end=953
+  _globals['_GETSTATERESPONSE_TRANSPORTSENTRY']._serialized_start=955
+  _globals['_GETSTATERESPONSE_TRANSPORTSENTRY']._serialized_end=1004
+  _globals['_GETSTATERESPONSE_PROMPTTOKENSBYSOURCEENTRY']._serialized_start=1006
+  _globals['_GETSTATERESPONSE_PROMPTTOKENSBYSOURCEENTRY']._serialized_end=1065
+  _globals['_SETROLEREQUEST']._serialized_start=1067
+  _globals['_SETROLEREQUEST']._serialized_end=1166
+  _globals['_SETROLERESPONSE']._serialized_start=1168
+  _globals['_SETROLERESPONSE']._serialized_end=1255
+  _globals['_GETDESCRIPTORREQUEST']._serialized_start=1257
+  _globals['_GETDESCRIPTORREQUEST']._serialized_end=1279
+  _globals['_GETDESCRIPTORRESPONSE']._serialized_start=1281
+  _globals['_GETDESCRIPTORRESPONSE']._serialized_end=1353
+  _globals['_WORKERSERVICE']._serialized_start=1356
+  _globals['_WORKERSERVICE']._serialized_end=1681
 # @@protoc_insertion_point(module_scope)

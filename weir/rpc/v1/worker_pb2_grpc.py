@@ -50,6 +50,11 @@ class WorkerServiceStub(object):
                 request_serializer=weir_dot_rpc_dot_v1_dot_worker__pb2.GetDescriptorRequest.SerializeToString,
                 response_deserializer=weir_dot_rpc_dot_v1_dot_worker__pb2.GetDescriptorResponse.FromString,
                 _registered_method=True)
+        self.ListBlocks = channel.unary_unary(
+                '/weir.rpc.v1.WorkerService/ListBlocks',
+                request_serializer=weir_dot_rpc_dot_v1_dot_worker__pb2.ListBlocksRequest.SerializeToString,
+                response_deserializer=weir_dot_rpc_dot_v1_dot_worker__pb2.ListBlocksResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer(object):
@@ -77,6 +82,13 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListBlocks(self, request, context):
+        """Blocks that its prefix cache has now, for routers that start late or missed an event.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.GetDescriptor,
                     request_deserializer=weir_dot_rpc_dot_v1_dot_worker__pb2.GetDescriptorRequest.FromString,
                     response_serializer=weir_dot_rpc_dot_v1_dot_worker__pb2.GetDescriptorResponse.SerializeToString,
+            ),
+            'ListBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBlocks,
+                    request_deserializer=weir_dot_rpc_dot_v1_dot_worker__pb2.ListBlocksRequest.FromString,
+                    response_serializer=weir_dot_rpc_dot_v1_dot_worker__pb2.ListBlocksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class WorkerService(object):
             '/weir.rpc.v1.WorkerService/GetDescriptor',
             weir_dot_rpc_dot_v1_dot_worker__pb2.GetDescriptorRequest.SerializeToString,
             weir_dot_rpc_dot_v1_dot_worker__pb2.GetDescriptorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weir.rpc.v1.WorkerService/ListBlocks',
+            weir_dot_rpc_dot_v1_dot_worker__pb2.ListBlocksRequest.SerializeToString,
+            weir_dot_rpc_dot_v1_dot_worker__pb2.ListBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,
