@@ -410,6 +410,8 @@ def _begin(counter: Counter, values: Iterable[str]) -> None:
 class _Summed:
     """A histogram by model alone, added up from one with further labels when scraped: observed once, not twice."""
 
+    _labelnames = ("model_name",)
+
     def __init__(self, name: str, text: str, source: Histogram) -> None:
         self._name = name
         self._text = text
