@@ -44,7 +44,7 @@ function legend(where, names) {
 }
 
 function milliseconds(value) {
-  if (value >= 1e4) return `${(value / 1e3).toFixed(1)} s`;
+  if (value >= 1e3) return `${(value / 1e3).toFixed(value < 1e4 ? 2 : 1)} s`;
   return `${value < 10 ? value.toFixed(1) : value.toFixed(0)} ms`;
 }
 
