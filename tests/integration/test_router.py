@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -449,6 +450,8 @@ async def test_metrics_count_what_ended(folder: Path) -> None:
     assert 'weir_requests_ended_total{state="finished"} 1.0' in text
     assert 'weir_requests_ended_total{state="rejected"} 1.0' in text
     assert 'vllm:prompt_tokens_by_source_total{source="local_compute"} 9.0' in text
+    assert 'weir_admission_refusals_total{reason="total_limit"} 1.0' in text
+    assert re.search(r'weir_ttft_seconds_count{input_tokens="0-128",model_name="[^"]+",path="mixed"} 1.0', text)
     assert made.app.router.render_metrics().decode().count("weir_requests_ended_total{") == 4
     await made.stop()
 

@@ -6,6 +6,7 @@ import random
 import urllib.request
 from collections.abc import Iterable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,13 @@ from prometheus_client.core import Sample
 from tests.unit.telemetry.test_telemetry import samples
 from weir.clock import ManualClock
 from weir.engine.output import EngineLoad, Finished, Started, StepOutput, Usage
-from weir.errors import DeadlineExceeded
-from weir.ids import RequestKey
+from weir.errors import DeadlineExceeded, KvReadVoid
+from weir.ids import RequestKey, WorkerKey
 from weir.kvcache.blocks import BlockState
 from weir.lifecycle import FinishReason, RequestState, Role
 from weir.services.router import answer
 from weir.services.router.commands import End
+from weir.services.router.fleet import Fleet, WorkerInfo
 from weir.services.router.meters import Meters
 from weir.services.router.timings import Timings
 from weir.services.worker.load import LoadTracker
@@ -35,6 +37,7 @@ from weir.telemetry.metrics import (
     WorkerMetrics,
 )
 from weir.telemetry.metrics_labels import CONCURRENCY, INPUT_TOKENS, OTHER, PATHS, Bounded, Ranges
+from weir.transfer.plan import ReadReport
 
 USAGE = answer.Usage(100, 5, 32, 68, 32, 0)
 TIMES = Timings(1, 2, 3, 4, 10.0, 5, 20, 35, 6.25, None, "p", "d", 1)
@@ -245,3 +248,52 @@ def test_names_keep_their_colon_whatever_format_is_asked_for() -> None:
             assert b'\nvllm:num_requests_running{model_name="m"} 0.0\n' in answer.read()
     finally:
         server.close()
+
+
+def test_a_void_read_is_counted_by_length_and_transport() -> None:
+    metrics = WorkerMetrics("m")
+    meters = WorkerMeters(metrics, ManualClock(), Role.DECODE, 1, 0.0)
+    order: Any = SimpleNamespace(read=SimpleNamespace(ticket=SimpleNamespace(num_tokens=600)))
+    void = KvReadVoid("timeout", "late")
+    meters.read_void(order, void, "ucx:tcp")
+    meters.read_void(order, void, "")
+    meters.read_proven(order, ReadReport(4_096, 1, 2, "ucx:tcp", 0.0, 0.0, 0.0, 0.0, 0.004))
+    found = samples(metrics)
+    errors = {key: value for key, value in found.items() if key.startswith("weir_kv_read_errors_total")}
+    assert errors == {
+        "weir_kv_read_errors_total{input_tokens=513-2048,transport=ucx:tcp}": 1,
+        "weir_kv_read_errors_total{input_tokens=513-2048,transport=unknown}": 1,
+    }
+    assert found["weir_kv_read_bytes_total{input_tokens=513-2048,transport=ucx:tcp}"] == 4_096
+    assert found["vllm:nixl_num_descriptors_sum{model_name=m}"] == 2
+    assert found["vllm:nixl_xfer_time_seconds_sum{model_name=m}"] == 0.004
+
+
+def test_breakers_retries_and_refusals_come_from_their_owners() -> None:
+    fleet = Fleet()
+    keys = [WorkerKey(f"w{number}", 1) for number in range(2)]
+    views = [fleet.put(WorkerInfo(key, Role.DECODE, 0, "a:1", False, "m", b"f", 16, 8, 128)) for key in keys]
+    book: Any = SimpleNamespace(
+        entries=list,
+        ended={"finished": 4},
+        decisions={"mixed worker": 5},
+        retries={"rebind": 2},
+        refusals={"slo_ttft": 3},
+    )
+    meters = Meters(RouterMetrics())
+    for _ in range(3):
+        views[0].breaker.failed(10.0)
+    meters.refresh(book, fleet, 2, 10.5)
+    found = samples(meters.metrics)
+    assert [found[f"weir_breakers{{state={state}}}"] for state in ("closed", "open", "half_open")] == [1, 1, 0]
+    assert found["weir_breaker_openings_total{}"] == 1
+    fleet.remove(keys[0])
+    book.retries["rebind"] = 3
+    meters.refresh(book, fleet, 2, 20.0)
+    found = samples(meters.metrics)
+    assert [found[f"weir_breakers{{state={state}}}"] for state in ("closed", "open", "half_open")] == [1, 0, 0]
+    assert found["weir_breaker_openings_total{}"] == 1
+    assert found["weir_request_retries_total{reason=rebind}"] == 3
+    assert found["weir_admission_refusals_total{reason=slo_ttft}"] == 3
+    assert found["weir_placements_total{reason=mixed worker}"] == 5
+    assert found["weir_sessions_open{leg=decode}"] == 2

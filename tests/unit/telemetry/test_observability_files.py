@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def test_services_of_the_cluster_are_told_and_scraped() -> None:
     for name in told:
         for variable in overlay["services"][name]["environment"]:
             section, field = variable.removeprefix("WEIR_").lower().split("_", 1)
-            assert field in SECTIONS[section].__dataclass_fields__, variable
+            assert field in {one.name for one in fields(SECTIONS[section])}, variable
     jobs = loaded("prometheus/prometheus.yml")["scrape_configs"]
     scraped = {(name, found["port"]) for job in jobs for found in job["dns_sd_configs"] for name in found["names"]}
     assert scraped == {("router", 8000), ("prefill", 9400), ("decode", 9400), ("controller", 9400)}
