@@ -16,7 +16,7 @@ import psutil
 from weir.clock import Clock
 from weir.config import WorkerConfig
 from weir.engine.engine import Engine
-from weir.engine.output import StepOutput
+from weir.engine.output import EngineLoad, StepOutput
 from weir.errors import FailedPrecondition, InternalError, KvReadVoid, WeirError
 from weir.events.bus import EventBus
 from weir.events.registry import Registry
@@ -109,6 +109,7 @@ class WorkerHost:
             clock,
             deliver=self._on_step,
             crashed=self._on_crash,
+            settled=self._on_settled,
             idle_check=self._idle_check if parts.blocks.num_blocks <= MAX_IDLE_CHECK_BLOCKS else None,
         )
         block_bytes = parts.pool.layout.block_bytes
@@ -411,6 +412,10 @@ class WorkerHost:
 
     def _context_to_compute(self, key: RequestKey) -> int:
         return self.prefill.desk.context_to_compute(key) or self.decode.desk.context_to_compute(key)
+
+    def _on_settled(self, load: EngineLoad) -> None:
+        self.load.engine = load
+        self.announcer.load_changed()
 
     def _on_crash(self, error: WeirError) -> None:
         _log.critical("the engine is gone: %s", error)

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from weir.clock import Clock
 from weir.engine.engine import Engine
-from weir.engine.output import Started, StepOutput
+from weir.engine.output import EngineLoad, Started, StepOutput
 from weir.errors import InternalError, WeirError
 from weir.ids import RequestKey
 
@@ -38,9 +38,9 @@ class IdleCheck(Protocol):
 class StepLoop:
     """Owns the thread and, from ``start`` on, the engine.
 
-    ``deliver(output)`` and ``crashed(error)`` run on the event loop; ``crashed`` at most once, and nothing is
-    delivered after it. ``idle_check`` runs on the step thread, once after the engine has been idle for
-    IDLE_CHECK_S.
+    ``deliver(output)``, ``settled(load)`` (commands without a step after them) and ``crashed(error)`` run on the event
+    loop; ``crashed`` at most once, and nothing is delivered after it. ``idle_check`` runs on the step thread, once each
+    time the engine has been idle for IDLE_CHECK_S.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class StepLoop:
         deliver: Callable[[StepOutput], None],
         crashed: Callable[[WeirError], None],
         idle_check: IdleCheck | None = None,
+        settled: Callable[[EngineLoad], None] = lambda load: None,
         max_commands: int = MAX_COMMANDS,
     ) -> None:
         self._engine = engine
@@ -58,6 +59,7 @@ class StepLoop:
         self._deliver = deliver
         self._crashed = crashed
         self._idle_check = idle_check
+        self._settled = settled
         self._max_commands = max_commands
         self._loop = asyncio.get_running_loop()
         self._commands: deque[Command] = deque()
@@ -130,6 +132,9 @@ class StepLoop:
                     command(self._engine)
                 if self._engine.has_work():
                     self._step()
+                elif commands:
+                    # No step will tell what they changed, for example blocks that a lease gave back.
+                    self.post(self._settled, self._engine.load())
         except BaseException as error:
             _log.exception("the step thread died")
             with self._awake:

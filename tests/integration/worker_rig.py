@@ -258,6 +258,8 @@ class Pair:
         self.resend_after_void = False
         self.hold_tickets = False
         self.tickets: list[prefill_pb2.KvReady] = []
+        self.releases = False
+        """Whether a lease is released when D says that it has read everything, as the router does."""
 
     async def open(self) -> "Pair":
         """Open both sessions."""
@@ -265,7 +267,7 @@ class Pair:
         self.d = await decode_session(self.d_worker)
         answer = await self.p_worker.admin.GetDescriptor(worker_pb2.GetDescriptorRequest())
         self.source = answer.descriptor
-        self._relay = asyncio.create_task(self._forward())
+        self._relay = asyncio.gather(self._forward(), self._release())
         return self
 
     async def close(self) -> None:
@@ -288,6 +290,21 @@ class Pair:
                 if not self.hold_tickets:
                     out.kv_ready.extend(message.kv_ready)
                 await self.d.send(out)
+
+    async def _release(self) -> None:
+        passed = 0
+        while self.releases:
+            async with self.d._arrived:
+                await self.d._arrived.wait_for(lambda passed=passed: len(self.d.seen) > passed)  # type: ignore[misc]
+                messages = self.d.seen[passed:]
+            passed += len(messages)
+            done = [read for message in messages for read in message.kv_reads if not read.void_reason]
+            leases = [
+                prefill_pb2.ReleaseLease(request_id=read.request_id, attempt=read.attempt, lease_id=read.lease_id)
+                for read in done
+            ]
+            if leases:
+                await self.p.send(prefill_pb2.PrefillServiceSessionRequest(release=leases))
 
     def _has_more(self, passed: int) -> bool:
         return len(self.p.seen) > passed

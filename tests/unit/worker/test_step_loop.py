@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -35,6 +35,9 @@ class FakeEngine:
 
     def next_deadline_s(self) -> float | None:
         return self.deadline_s
+
+    def load(self) -> EngineLoad:
+        return LOAD
 
     def step(self) -> StepOutput:
         self.threads.add(threading.get_ident())
@@ -176,3 +179,19 @@ async def test_a_failed_idle_check_is_a_crash(monkeypatch: pytest.MonkeyPatch) -
     error = await asyncio.wait_for(rig.crashes.get(), 5)
     assert "block 3 is lost" in str(error)
     await rig.loop.stop()
+
+
+async def test_commands_without_a_step_tell_the_load() -> None:
+    told: asyncio.Queue[EngineLoad] = asyncio.Queue()
+    loop = StepLoop(
+        cast(Any, FakeEngine()),
+        SystemClock(),
+        deliver=lambda output: None,
+        crashed=lambda error: None,
+        settled=told.put_nowait,
+    )
+    loop.start()
+    loop.submit(lambda engine: None)
+    async with asyncio.timeout(10):
+        assert await told.get() is LOAD
+    await loop.stop()
