@@ -1,4 +1,4 @@
-"""Workers that are far slower than their peers against what they promise are left alone for a while. Pure.
+"""Workers against their peers: the far slower ones are left alone for a while, the unseen ones are like them. Pure.
 
 A slow worker's score grows with its factor, so it gets less as it is; one that is LIMIT times worse than the
 median of its role would still hurt whoever is sent there. At most a third of a role is left out at a time.
@@ -16,6 +16,8 @@ LIMIT = 4.0
 LEAST_PEERS = 3
 PAUSE_S = 10.0
 LOOK_S = 1.0
+FADE = 0.98
+"""What is believed of workers of which none was seen is scaled by this with each look: in a minute to a third."""
 
 
 class Outliers:
@@ -31,6 +33,7 @@ class Outliers:
             return
         self._looked_s[model] = now_s + LOOK_S
         for group in (roster.prefills, roster.decodes, roster.mixed):
+            _share(group, now_s)
             if len(group.views) >= LEAST_PEERS:
                 self._look_at(group, now_s)
 
@@ -43,6 +46,16 @@ class Outliers:
             if view.breaker.allows(now_s):
                 view.breaker.eject(now_s, PAUSE_S)
                 self.ejected += 1
+
+
+def _share(group: Group, now_s: float) -> None:
+    """What is seen of some workers of a role is believed of those of which nothing was seen for long."""
+    for which in range(3):
+        factors = [view.speed.factors[which] for view in group.views]
+        fresh = [log for factor in factors if (log := factor.fresh(now_s)) is not None]
+        prior = statistics.median(fresh) if fresh else None
+        for factor in factors:
+            factor.prior = FADE * factor.prior if prior is None else prior
 
 
 def _out(views: Sequence[WorkerView], now_s: float) -> int:

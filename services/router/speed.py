@@ -2,8 +2,8 @@
 
 Each of the three models (prefill, step, read) has a factor: observed over predicted time, smoothed over about
 SMOOTHING_S of observations, so that a worker that becomes slow is seen as slow within seconds, and bounded. What
-was seen is believed less as it grows old: without traffic a factor returns to 1, or nobody would try the worker
-again. Times are in milliseconds here, moments in seconds on the router's clock.
+was seen is believed less as it grows old: without traffic a factor returns to that of the worker's peers, or nobody
+would try the worker again. Times are in milliseconds here, moments in seconds on the router's clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from weir.balance.profile import Fit, Profile
 SMOOTHING_S = 1.0
 LEAST_WEIGHT = 0.25
 """Weight of an observation that follows at once on another."""
-FORGET_S = 30.0
+FIRST_SEEN = 3
+"""So many first observations count in full."""
+MAX_STEP = math.log(4.0)
+"""One observation changes a factor by no more than this: a worker that stood still once is not slow for ever."""
+FORGET_S = 5.0
 MIN_FACTOR, MAX_FACTOR = 1 / 16, 64.0
 TYPICAL_TOKENS = 256.0
 MAX_PAIRS = 256
@@ -34,9 +38,11 @@ DEFAULT_PROFILE = Profile(
 class Factor:
     """Observed over predicted time, smoothed in logarithms: twice too slow and twice too fast cancel out."""
 
-    __slots__ = ("_log", "_seen_s", "observations")
+    __slots__ = ("_log", "_seen_s", "observations", "prior")
 
     def __init__(self) -> None:
+        self.prior = 0.0
+        """Logarithm that is believed when nothing was seen for long: what is seen of the worker's peers."""
         self._log = 0.0
         self._seen_s = -math.inf
         self.observations = 0
@@ -47,19 +53,25 @@ class Factor:
             return
         value = math.log(min(max(ratio, MIN_FACTOR), MAX_FACTOR))
         age_s = max(0.0, now_s - self._seen_s)
-        weight = max(LEAST_WEIGHT, 1.0 - math.exp(-age_s / SMOOTHING_S)) if self.observations else 1.0
-        self._log += weight * (value - self._log)
+        new = self.observations < FIRST_SEEN
+        weight = 1.0 if new else max(LEAST_WEIGHT, 1.0 - math.exp(-age_s / SMOOTHING_S))
+        step = weight * (value - self._log)
+        self._log += min(max(step, -MAX_STEP), MAX_STEP)
         self._seen_s = now_s
         self.observations += 1
 
     def at(self, now_s: float) -> float:
         """The factor to multiply a prediction by."""
-        if self._log == 0.0:
-            return 1.0
+        if self._log == self.prior:
+            return math.exp(self._log) if self._log else 1.0
         age_s = now_s - self._seen_s
         if age_s <= SMOOTHING_S:
             return math.exp(self._log)
-        return math.exp(self._log * math.exp(-(age_s - SMOOTHING_S) / FORGET_S))
+        return math.exp(self.prior + (self._log - self.prior) * math.exp(-(age_s - SMOOTHING_S) / FORGET_S))
+
+    def fresh(self, now_s: float) -> float | None:
+        """The logarithm, if it was seen in the last FORGET_S."""
+        return self._log if now_s - self._seen_s <= FORGET_S else None
 
 
 class WorkerSpeed:
@@ -98,6 +110,11 @@ class WorkerSpeed:
     def known(self) -> bool:
         """Whether predictions rest on something measured: only then may a request be refused for them."""
         return self.published or (self._prefill.observations >= 3 and self._step.observations >= 3)
+
+    @property
+    def factors(self) -> tuple[Factor, Factor, Factor]:
+        """Of prefill, step and read."""
+        return self._prefill, self._step, self._read
 
     # predictions
 

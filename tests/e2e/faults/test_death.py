@@ -138,9 +138,12 @@ async def test_a_worker_stands_still(squad: Cluster, client: AsyncClient, tiny: 
     finally:
         worker.kill(signal.SIGCONT)
     used: set[str] = set()
+    tried: list[object] = []
     async with asyncio.timeout(60):
         while name not in used:
-            answer = await client.complete(prompt[:50], max_tokens=5, **GREEDY)
+            # A tenant of its own each time: what another worker has cached would always be the better choice.
+            answer = await client.complete(prompt[:50], max_tokens=5, tenant=f"awake {len(tried)}", **GREEDY)
+            tried.append(answer)
             exact(answer, tiny.greedy(prompt[:50], 5))
             used |= {answer.final.timings.prefill_worker, answer.final.timings.decode_worker}
 

@@ -86,13 +86,14 @@ def workers(count: int) -> tuple[Fleet, list[WorkerView]]:
 
 
 def slow(view: WorkerView, factor: float) -> None:
-    view.speed._step.observe(factor, 0.0)
+    for _ in range(3):
+        view.speed._step.observe(factor, 0.0)
 
 
 def test_a_worker_far_slower_than_its_peers_is_ejected_and_tried_again() -> None:
     fleet, views = workers(6)
-    slow(views[2], 6.0)
-    slow(views[4], 2.0)
+    for view, factor in zip(views, (1.0, 1.0, 6.0, 1.0, 2.0, 1.0), strict=True):
+        slow(view, factor)
     outliers = Outliers()
     outliers.look(MODEL, fleet.serving(MODEL), 0.5)
     assert [view.breaker.allows(0.5) for view in views] == [True, True, False, True, True, True]
@@ -115,3 +116,18 @@ def test_at_most_a_third_of_a_role_is_ejected_and_none_of_two() -> None:
     slow(views[0], 60.0)
     Outliers().look(MODEL, fleet.serving(MODEL), 0.5)
     assert all(view.breaker.allows(0.5) for view in views)
+
+
+def test_a_worker_of_which_nothing_was_seen_for_long_is_believed_to_be_like_its_peers() -> None:
+    fleet, views = workers(3)
+    slow(views[0], 9.0)
+    outliers = Outliers()
+    for now_s in (20.0, 40.0):
+        for view in views[1:]:
+            for _ in range(3):
+                view.speed._step.observe(0.5, now_s)
+        outliers.look(MODEL, fleet.serving(MODEL), now_s + 0.5)
+    assert 0.49 < views[0].speed.step_factor(40.5) < 0.52
+    for tick in range(300):  # nobody is seen: in the end the profile is believed
+        outliers.look(MODEL, fleet.serving(MODEL), 60.0 + tick)
+    assert all(0.98 < view.speed.step_factor(360.0) < 1.02 for view in views)

@@ -68,10 +68,10 @@ def test_one_outlier_between_many_changes_little_and_factors_are_bounded() -> No
 
 def test_what_was_seen_long_ago_is_believed_less() -> None:
     factor = Factor()
-    factor.observe(8.0, 0.0)
-    assert factor.at(0.5) == pytest.approx(8.0)
-    assert factor.at(31.0) == pytest.approx(8.0 ** (1 / 2.718281828), rel=1e-3)
-    assert factor.at(500.0) < 1.01
+    factor.observe(50.0, 0.0)  # it stood still: one observation is worth no more than 4
+    assert factor.at(0.5) == pytest.approx(4.0)
+    assert factor.at(6.0) == pytest.approx(4.0 ** (1 / 2.718281828), rel=1e-3)
+    assert factor.at(18.0) < 1.05
 
 
 def test_reads_are_followed_by_pair_and_pairs_are_bounded() -> None:
