@@ -76,7 +76,24 @@ def test_wrong_input_gets_a_useful_line(arguments: list[str], said: str) -> None
 
 
 @pytest.mark.parametrize(
-    "command", ["up", "demo", "generate", "chat", "workers", "role", "doctor", "profile", "model", "health", "top", "trace", "simulate", "balance", "decisions"]
+    "command",
+    [
+        "up",
+        "demo",
+        "generate",
+        "chat",
+        "workers",
+        "role",
+        "doctor",
+        "profile",
+        "model",
+        "health",
+        "top",
+        "trace",
+        "simulate",
+        "balance",
+        "decisions",
+    ],
 )
 def test_every_command_has_help_with_an_example(command: str) -> None:
     done = subprocess.run(
