@@ -39,9 +39,7 @@ _FORWARD: dict[RequestState, frozenset[RequestState]] = {
     RequestState.PREFILLING: frozenset(
         {RequestState.PREFILLING, RequestState.PREFILLED, RequestState.DECODING, RequestState.FINISHED}
     ),
-    RequestState.PREFILLED: frozenset(
-        {RequestState.TRANSFERRING, RequestState.PREFILLING, RequestState.FINISHED}
-    ),
+    RequestState.PREFILLED: frozenset({RequestState.TRANSFERRING, RequestState.PREFILLING, RequestState.FINISHED}),
     RequestState.TRANSFERRING: frozenset(
         {RequestState.TRANSFERRING, RequestState.DECODING, RequestState.PREFILLING, RequestState.FINISHED}
     ),
