@@ -101,8 +101,7 @@ async def test_a_short_prompt_is_not_kept_by_ten_long_ones_that_left(
     """Counted in tokens computed: at most the chunk under way and its own come before its first token."""
     prefill, _ = ids_in_order(duo)
     long = [Watched(client, prompt_of(LONG, 50 + i), max_tokens=10, **GREEDY) for i in range(10)]
-    for request in long:
-        await request.place(prefilling)
+    await asyncio.gather(*(request.accepted() for request in long))
     await asyncio.gather(*(request.leave() for request in long))
     before = (await state_of(duo, prefill)).load.prefilled_tokens
     prompt = prompt_of(50, 60)
@@ -117,7 +116,7 @@ async def test_a_deadline_ends_the_work(duo: Cluster, client: AsyncClient) -> No
     """What runs stops within a chunk; what waited behind it was never begun."""
     prefill, _ = ids_in_order(duo)
     before = (await state_of(duo, prefill)).load.prefilled_tokens
-    requests = [Watched(client, prompt_of(LONG, 70 + i), max_tokens=5, timeout_s=1.0, **GREEDY) for i in range(3)]
+    requests = [Watched(client, prompt_of(LONG, 70 + i), max_tokens=5, timeout_s=0.1, **GREEDY) for i in range(3)]
     for request in requests:
         with pytest.raises(DeadlineExceeded):
             await request.outcome()
