@@ -32,7 +32,15 @@ FLAGS = ("--max-batch-tokens", "256", "--session-grace-s", "0.5", "--num-blocks"
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def narrow(tiny: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     """A decode worker whose pool holds 1.5 requests of 1,000 tokens; the prefill worker's holds five."""
-    spec = ClusterSpec(tiny.folder, NAME, tmp_path_factory.mktemp("narrow"), decode=0, worker_flags=FLAGS)
+    # least-loaded never prefills on the decode worker, so that all KV has to pass through the narrow place.
+    spec = ClusterSpec(
+        tiny.folder,
+        NAME,
+        tmp_path_factory.mktemp("narrow"),
+        decode=0,
+        worker_flags=FLAGS,
+        router_flags=("--policy", "least-loaded"),
+    )
     async with Cluster(spec) as cluster:
         await cluster.start_worker(Role.DECODE, 1, "--num-blocks", str(DECODE_BLOCKS))
         await cluster.wait_connected()
