@@ -120,7 +120,8 @@ async def run_bench_handover(console: Console, model_dir: Path, tokens: int, run
     console.print(f"prefill + decode, {runs} prompts of {tokens} tokens")
     split = await measure(console, model_dir, prefill=1, decode=1, mixed=0, tokens=tokens, runs=runs)
     console.print("mixed")
-    mixed = await measure(console, model_dir, prefill=0, decode=0, mixed=1, tokens=tokens, runs=runs)
+    # Two of them, so that each has as many cores as a worker of the pair.
+    mixed = await measure(console, model_dir, prefill=0, decode=0, mixed=2, tokens=tokens, runs=runs)
     figures = summary(split, mixed)
     table = Table(title=f"hand-over of {tokens} tokens (medians of {runs})", title_justify="left")
     table.add_column("figure")
