@@ -66,7 +66,6 @@ class RouterConfig:
     max_queued_requests: int = setting(1_024, "requests waiting for a worker", low=0, high=1 << 20)
     request_timeout_s: float = setting(600.0, "deadline when the client sets none", low=0.1, high=86_400)
     queue_timeout_s: float = setting(60.0, "longest wait for a worker", low=0, high=86_400)
-    session_tick_ms: float = setting(1.0, "commands gathered this long into one message", low=0, high=1_000)
     max_attempts: int = setting(3, "attempts per request, the first one included", low=1, high=100)
     retry_budget: float = setting(0.2, "retries as a share of recent requests", low=0, high=10)
     retry_budget_min: int = setting(10, "retries always allowed in a window", low=0, high=1 << 20)
@@ -74,7 +73,6 @@ class RouterConfig:
     lease_s: float = setting(30.0, "longest time finished KV is kept for a reader", low=0.1, high=3_600)
     worker_connect_timeout_s: float = setting(5.0, "longest wait for a worker's session", low=0.1, high=300)
     max_prompt_bytes: int = setting(2 * _MIB, "largest prompt or HTTP body", low=1, high=256 * _MIB)
-    max_stream_backlog: int = setting(1_024, "messages waiting for a slow client", low=1, high=1 << 20)
     policy: str = setting("slo", "how workers are chosen", choices=("slo", "least-loaded"))
     slo_ttft_ms: float = setting(
         0.0, "TTFT that a request is to meet when it names none; 0 is none", low=0, high=3_600_000
