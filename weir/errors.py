@@ -9,6 +9,7 @@
     ├── DeadlineExceeded       the request's deadline has passed
     ├── RequestCancelled       the client left or cancelled
     ├── Unauthenticated        missing or wrong credentials
+    ├── PermissionDenied       right credentials, but not for this
     ├── ModelError             a model cannot be loaded: names file, tensor, expectation
     ├── FingerprintMismatch    two workers cannot share KV: names field and both values
     ├── KvReadVoid             a KV read whose proof failed: names the reason
@@ -97,6 +98,12 @@ class Unauthenticated(WeirError):
     """Credentials are missing or wrong."""
 
     code = "UNAUTHENTICATED"
+
+
+class PermissionDenied(WeirError):
+    """The credentials are good, but not for what was asked."""
+
+    code = "PERMISSION_DENIED"
 
 
 class ModelError(WeirError):

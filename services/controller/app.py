@@ -6,18 +6,20 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc.aio
 
 from weir.clock import SystemClock
-from weir.config import ControllerConfig, LimitsConfig, NatsConfig, TelemetryConfig
+from weir.config import ControllerConfig, LimitsConfig, NatsConfig, SecurityConfig, TelemetryConfig
 from weir.config.flags import CommandLine
 from weir.events.nats_bus import NatsBus
 from weir.events.nats_link import NatsLink
 from weir.events.nats_registry import NatsRegistry
+from weir.events.nats_trust import nats_trust
 from weir.events.registry import ChangeKind, RegistryChange
 from weir.rpc.limits import RpcLimits
+from weir.rpc.security import Part, Security, load_security
 from weir.rpc.server import RpcServer, serve
 from weir.rpc.v1 import common_pb2, controller_pb2_grpc
 from weir.services.controller.balancing import limits_of, make_loop, profile_of
@@ -37,6 +39,7 @@ class ControllerSettings:
     nats: NatsConfig
     limits: LimitsConfig
     telemetry: TelemetryConfig
+    security: SecurityConfig = field(default_factory=SecurityConfig)
 
     @classmethod
     def load(cls, given: CommandLine) -> ControllerSettings:
@@ -46,6 +49,7 @@ class ControllerSettings:
             nats=given.load(NatsConfig, "nats"),
             limits=given.load(LimitsConfig, "limits"),
             telemetry=given.load(TelemetryConfig, "telemetry"),
+            security=given.load(SecurityConfig, "security"),
         )
 
 
@@ -62,11 +66,12 @@ async def run(
     config = settings.controller
     limits_of(config)
     profile_of(config)
+    security = load_security(settings.security, Part.SERVICE)
     identity = config.controller_id or f"controller-{secrets.randbits(24):06x}"
     tracer = make_tracer(settings.telemetry, "controller", identity, SystemClock(), secrets.randbits)
-    link = await NatsLink.connect(settings.nats, name=identity)
+    link = await NatsLink.connect(settings.nats, name=identity, trust=nats_trust(security, settings.nats))
     try:
-        parts = await _compose(settings, identity, link, tracer)
+        parts = await _compose(settings, identity, link, tracer, security)
     except BaseException:
         await link.close()
         raise
@@ -90,6 +95,7 @@ async def run(
         drain_timeout_s=settings.limits.drain_timeout_s,
         limits=RpcLimits.of(settings.limits),
         reflection=config.reflection,
+        credentials=None if security is None else security.server_credentials(clients_have_certificates=True),
         stop=stop,
     )
 
@@ -123,13 +129,15 @@ class _Parts:
             self.exporter.close()
 
 
-async def _compose(settings: ControllerSettings, identity: str, link: NatsLink, tracer: Tracer) -> _Parts:
+async def _compose(
+    settings: ControllerSettings, identity: str, link: NatsLink, tracer: Tracer, security: Security | None
+) -> _Parts:
     config, clock, metrics = settings.controller, SystemClock(), ControllerMetrics()
     registry = await NatsRegistry.open(link, clock)
     servicer = ControllerServicer(
         registry=registry,
         ledger=RoleLedger(config.max_role_changes_kept),
-        workers=GrpcWorkers(RpcLimits.of(settings.limits)),
+        workers=GrpcWorkers(RpcLimits.of(settings.limits), security),
         clock=clock,
         metrics=metrics,
         role_change_timeout_s=config.role_change_timeout_s,

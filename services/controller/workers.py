@@ -12,6 +12,7 @@ from weir.lifecycle import Role
 from weir.rpc.channel import channel
 from weir.rpc.convert import role_from_pb, role_to_pb
 from weir.rpc.limits import RpcLimits
+from weir.rpc.security import Security
 from weir.rpc.status import from_rpc_error
 from weir.rpc.v1 import worker_pb2, worker_pb2_grpc
 
@@ -41,8 +42,9 @@ class WorkerPort(Protocol):
 class GrpcWorkers:
     """WorkerPort over gRPC, with a channel per call: changes are rare and workers come and go."""
 
-    def __init__(self, limits: RpcLimits) -> None:
+    def __init__(self, limits: RpcLimits, security: Security | None = None) -> None:
         self._limits = limits
+        self._security = security
 
     async def set_role(
         self, address: str, role: Role, *, expected_epoch: int, drain_timeout_ms: float, timeout_s: float
@@ -53,7 +55,7 @@ class GrpcWorkers:
         )
         trace = current_traceparent.get()
         metadata = (("traceparent", trace),) if trace else ()
-        async with channel(address, limits=self._limits) as opened:
+        async with channel(address, limits=self._limits, security=self._security) as opened:
             try:
                 stub = worker_pb2_grpc.WorkerServiceStub(opened)
                 answer = await stub.SetRole(request, timeout=timeout_s, metadata=metadata)

@@ -9,25 +9,31 @@ import random
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import grpc
 import grpc.aio
 
 from weir.clock import Clock, SystemClock
-from weir.config import LimitsConfig, NatsConfig, RouterConfig, TelemetryConfig
+from weir.config import LimitsConfig, NatsConfig, RouterConfig, SecurityConfig, TelemetryConfig
 from weir.config.flags import CommandLine
 from weir.errors import InvalidArgument
 from weir.events.bus import EventBus
 from weir.events.nats_bus import NatsBus
 from weir.events.nats_link import NatsLink
 from weir.events.nats_registry import NatsRegistry
+from weir.events.nats_trust import nats_trust
 from weir.events.registry import Registry
 from weir.ids import RequestIdMint, WorkerKey, mint_incarnation
 from weir.rpc.channel import channel
+from weir.rpc.health import PATH_PREFIX
 from weir.rpc.limits import RpcLimits
+from weir.rpc.security import Part, Security, load_security
 from weir.rpc.server import RpcServer, serve
+from weir.rpc.tokens import TokenBook, TokenInterceptor
 from weir.rpc.v1 import router_pb2_grpc
 from weir.services.router.book import RequestBook
 from weir.services.router.catalog import Catalog
@@ -35,6 +41,7 @@ from weir.services.router.events import LifecyclePublisher
 from weir.services.router.facts import BookLimits
 from weir.services.router.fleet import Fleet
 from weir.services.router.http_door import HttpDoor, HttpLimits
+from weir.services.router.http_server import TlsPair
 from weir.services.router.intake import Intake, IntakeLimits
 from weir.services.router.links import Links
 from weir.services.router.meters import Meters
@@ -43,7 +50,7 @@ from weir.services.router.policy import LeastLoaded, Policy
 from weir.services.router.prefixes import PrefixMap
 from weir.services.router.retry import RetryBudget
 from weir.services.router.router import Router, RouterParts
-from weir.services.router.servicer import SERVICE_NAME, RouterServicer
+from weir.services.router.servicer import OPERATOR_METHODS, SERVICE_NAME, RouterServicer
 from weir.services.router.sessions import OpenChannel
 from weir.services.router.slo_policy import SloOptions, SloPolicy
 from weir.services.router.traces import RequestTraces
@@ -65,6 +72,7 @@ class RouterSettings:
     nats: NatsConfig
     limits: LimitsConfig
     telemetry: TelemetryConfig
+    security: SecurityConfig = field(default_factory=SecurityConfig)
 
     @classmethod
     def load(cls, given: CommandLine) -> RouterSettings:
@@ -74,7 +82,37 @@ class RouterSettings:
             nats=given.load(NatsConfig, "nats"),
             limits=given.load(LimitsConfig, "limits"),
             telemetry=given.load(TelemetryConfig, "telemetry"),
+            security=given.load(SecurityConfig, "security"),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """How the router's doors are locked: TLS, and who may come in. Empty is open."""
+
+    security: Security | None = None
+    tokens: TokenBook | None = None
+
+    @classmethod
+    def of(cls, config: SecurityConfig) -> Doors:
+        """Raises InvalidArgument for settings that do not go together."""
+        security = load_security(config, Part.ROUTER)
+        return cls() if security is None else cls(security, TokenBook.read(config.tokens_file))
+
+    @property
+    def tls(self) -> TlsPair | None:
+        """What the HTTP door shows."""
+        return None if self.security is None else TlsPair(self.security.cert_file, self.security.key_file)
+
+    def credentials(self) -> grpc.ServerCredentials | None:
+        """What the gRPC door shows; clients need no certificate."""
+        return None if self.security is None else self.security.server_credentials(clients_have_certificates=False)
+
+    def interceptors(self) -> Sequence[grpc.aio.ServerInterceptor[Any, Any]]:
+        """What stands before the servicer."""
+        if self.tokens is None:
+            return ()
+        return (TokenInterceptor(self.tokens, open_prefixes=(PATH_PREFIX,), operator_methods=OPERATOR_METHODS),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +136,10 @@ class RouterApp:
         random_bits: Callable[[int], int] = secrets.randbits,
         open_channel: OpenChannel = channel,
         tracer: Tracer | None = None,
+        doors: Doors | None = None,
     ) -> None:
         self.settings = settings
+        self._doors = doors or Doors()
         config = settings.router
         router_id = config.router_id or f"router-{random_bits(24):06x}"
         incarnation = mint_incarnation(random_bits)
@@ -175,12 +215,14 @@ class RouterApp:
             healthy=self.router.unready_reason,
             metrics=lambda: (self.router.render_metrics(), CONTENT_TYPE),
             limits=HttpLimits(body_bytes=self.settings.router.max_prompt_bytes),
+            tokens=self._doors.tokens,
+            tls=self._doors.tls,
         )
         return await self._door.start(bind)
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         """Add RouterService to ``server``."""
-        router_pb2_grpc.add_RouterServiceServicer_to_server(RouterServicer(self.router), server)
+        router_pb2_grpc.add_RouterServiceServicer_to_server(RouterServicer(self.router, self._doors.tokens), server)
         return (SERVICE_NAME,)
 
     async def drain(self) -> None:
@@ -272,16 +314,20 @@ async def run(
     Raises Unavailable when NATS or an address cannot be had, ModelError for a model that cannot be used.
     """
     clock = SystemClock()
-    link = await NatsLink.connect(settings.nats, name=settings.router.router_id or "router")
+    doors = Doors.of(settings.security)
+    link = await NatsLink.connect(
+        settings.nats, name=settings.router.router_id or "router", trust=nats_trust(doors.security, settings.nats)
+    )
     closers: list[Callable[[], Awaitable[None]]] = [link.close]
     try:
         bus = await NatsBus.open(link)
         closers.insert(0, bus.close)
         registry = await NatsRegistry.open(link, clock)
         closers.insert(0, registry.close)
-        app = RouterApp(settings, bus, registry, clock)
+        open_channel = partial(channel, security=doors.security)
+        app = RouterApp(settings, bus, registry, clock, open_channel=open_channel, doors=doors)
         closers.insert(0, app.close)
-        await _serve(app, settings, closers, on_ready, stop)
+        await _serve(app, settings, doors, closers, on_ready, stop)
     except BaseException:
         await _close_all(closers)
         raise
@@ -290,6 +336,7 @@ async def run(
 async def _serve(
     app: RouterApp,
     settings: RouterSettings,
+    doors: Doors,
     closers: list[Callable[[], Awaitable[None]]],
     on_ready: Callable[[Addresses], None],
     stop: asyncio.Event | None,
@@ -315,6 +362,8 @@ async def _serve(
         drain_timeout_s=settings.limits.drain_timeout_s,
         limits=rpc_limits(settings.limits),
         reflection=settings.router.reflection,
+        interceptors=doors.interceptors(),
+        credentials=doors.credentials(),
         stop=stop,
     )
 

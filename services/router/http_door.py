@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
 from weir.errors import InternalError, ResourceExhausted, Unavailable, WeirError
+from weir.rpc.tokens import HEADER, TokenBook, require_operator, tenant_for
 from weir.services.router.answer import Accepted, Delta, Final
 from weir.services.router.generation import Generation
 from weir.services.router.http_exchange import ClientLeft, Exchange, check_json_body
 from weir.services.router.http_labels import Labels, parse_labels
-from weir.services.router.http_server import HttpServer
+from weir.services.router.http_server import HttpServer, TlsPair
 from weir.services.router.http_ui import ui_routes
 from weir.services.router.openai_errors import HttpRefusal, refusal_of
 from weir.services.router.openai_logprobs import Piece
@@ -33,6 +34,9 @@ _JSON = {"content-type": "application/json"}
 _SSE = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 _MODELS = "/v1/models/"
 _READ = ("GET", "HEAD")
+_OPEN_PATHS = frozenset({"/health", "/ui", "/ui/page.css", "/ui/chat.js", "/ui/page.js"})
+"""What needs no token: a probe, and the page's own files."""
+_OPERATOR_PATHS = frozenset({"/metrics", "/ui/state"})
 
 Handler = Callable[[Exchange], Awaitable[None]]
 Parse = Callable[[Mapping[str, Any], Labels], Call]
@@ -64,14 +68,18 @@ class HttpDoor:
         healthy: Callable[[], str | None],
         metrics: Callable[[], tuple[bytes, str]],
         limits: HttpLimits | None = None,
+        tokens: TokenBook | None = None,
+        tls: TlsPair | None = None,
     ) -> None:
+        """``tokens`` None asks nobody for a token; ``tls`` None speaks plain HTTP."""
         self._router = router
+        self._tokens = tokens
         self._piece = piece
         self._healthy = healthy
         self._metrics = metrics
         self._limits = limits or HttpLimits()
         self._server = HttpServer(
-            self, keep_alive_s=self._limits.keep_alive_s, stalled_client_s=self._limits.stalled_client_s
+            self, keep_alive_s=self._limits.keep_alive_s, stalled_client_s=self._limits.stalled_client_s, tls=tls
         )
         self._open: set[Exchange] = set()
         self._stopping = False
@@ -108,6 +116,8 @@ class HttpDoor:
         exchange = Exchange(dict(scope["headers"]), receive, send)
         try:
             handler = self._handler(scope["method"], scope["path"])
+            if self._tokens is not None and scope["path"] not in _OPEN_PATHS:
+                exchange.client = client_of(self._tokens, exchange.headers, scope["path"])
             if self._stopping:
                 raise Unavailable("the router is stopping")
             if len(self._open) >= self._limits.open_requests:
@@ -192,7 +202,10 @@ class HttpDoor:
             values = orjson.loads(body)
         except orjson.JSONDecodeError as error:
             raise HttpRefusal(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
-        return parse(require_object(values), parse_labels(exchange.headers))
+        labels = parse_labels(exchange.headers)
+        if exchange.client:
+            labels = replace(labels, tenant=tenant_for(exchange.client, labels.tenant))
+        return parse(require_object(values), labels)
 
     async def _stream(self, exchange: Exchange, call: Call, generation: Generation, headers: Mapping[str, str]) -> None:
         answer = SseAnswer(call, generation.accepted, self._piece)
@@ -222,6 +235,14 @@ class HttpDoor:
                 await exchange.respond(200, {**_JSON, **headers, **ttft}, answer.body(event))
                 return
         _check_ended(exchange)
+
+
+def client_of(tokens: TokenBook, headers: Mapping[bytes, bytes], path: str) -> str:
+    """Whose token the request carries. Raises Unauthenticated, PermissionDenied."""
+    name = tokens.name_of(headers.get(HEADER.encode(), b"").decode("latin-1"))
+    if path in _OPERATOR_PATHS:
+        require_operator(name, path)
+    return name
 
 
 def _as_refusal(error: HttpRefusal | WeirError) -> HttpRefusal:

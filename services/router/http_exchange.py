@@ -25,6 +25,8 @@ class Exchange:
 
     def __init__(self, headers: Mapping[bytes, bytes], receive: Receive, send: Send) -> None:
         self.headers = headers
+        self.client = ""
+        """Whose token came with the request; empty where none is asked for."""
         self.left = False
         """Whether the client is gone."""
         self.aborted: WeirError | None = None

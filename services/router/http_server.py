@@ -7,6 +7,7 @@ import contextlib
 import math
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -43,14 +44,25 @@ class _Uvicorn(uvicorn.Server):
                     await self.stopping.wait()
 
 
+@dataclass(frozen=True, slots=True)
+class TlsPair:
+    """PEM files of the certificate that the door shows, and of its key."""
+
+    cert_file: str
+    key_file: str
+
+
 class HttpServer:
     """Serves an ASGI application. ``start`` once, ``stop`` once."""
 
-    def __init__(self, app: ASGIApp, *, keep_alive_s: float, stalled_client_s: float) -> None:
+    def __init__(
+        self, app: ASGIApp, *, keep_alive_s: float, stalled_client_s: float, tls: TlsPair | None = None
+    ) -> None:
         """``stalled_client_s``: a connection whose client takes nothing for this long is reset."""
         self._app = app
         self._keep_alive_s = keep_alive_s
         self._stalled_client_s = stalled_client_s
+        self._tls = tls
         self._server: _Uvicorn | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -76,6 +88,8 @@ class HttpServer:
             log_level="warning",
             proxy_headers=False,
             server_header=False,
+            ssl_certfile=None if self._tls is None else self._tls.cert_file,
+            ssl_keyfile=None if self._tls is None else self._tls.key_file,
             timeout_keep_alive=math.ceil(self._keep_alive_s),
             ws="none",
         )

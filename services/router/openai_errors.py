@@ -13,6 +13,7 @@ DEFAULT_RETRY_AFTER_S = 1.0
 _STATUS = {
     "INVALID_ARGUMENT": 400,
     "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
     "NOT_FOUND": 404,
     "FAILED_PRECONDITION": 409,
     "RESOURCE_EXHAUSTED": 429,
@@ -23,8 +24,9 @@ _STATUS = {
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {"RESOURCE_EXHAUSTED": "rate_limit_exceeded"}
+_CHALLENGE = (("www-authenticate", "Bearer"),)
 _RETRY_LATER = (429, 503)
 
 
@@ -73,6 +75,7 @@ def refusal_of(error: WeirError) -> HttpRefusal:
         str(error),
         code=_CODES.get(error.code, error.code.lower()),
         retry_after_s=getattr(error, "retry_after_s", None),
+        headers=_CHALLENGE if status == 401 else (),
     )
 
 

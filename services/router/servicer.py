@@ -10,6 +10,7 @@ import grpc.aio
 from weir.errors import InvalidArgument
 from weir.lifecycle import RequestState
 from weir.rpc.convert import finish_to_pb, role_to_pb, sampling_from_pb, state_to_pb
+from weir.rpc.tokens import TokenBook, authorization_in, tenant_for
 from weir.rpc.v1 import common_pb2, router_pb2, router_pb2_grpc
 from weir.services.router.answer import Accepted, Delta, Final, Usage
 from weir.services.router.fleet import WorkerView
@@ -21,6 +22,8 @@ from weir.telemetry.spans import Attributes, SpanData
 from weir.telemetry.tracing import traceparent_in
 
 SERVICE_NAME = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
+OPERATOR_METHODS = frozenset(f"/{SERVICE_NAME}/{name}" for name in ("ListWorkers", "GetRouterState", "GetTrace"))
+"""What shows more than the caller's own requests."""
 MAX_TIMEOUT_S = 86_400.0
 
 if TYPE_CHECKING:
@@ -32,12 +35,14 @@ else:  # generic in the type stubs only
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     """The gRPC door."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, tokens: TokenBook | None = None) -> None:
+        """``tokens`` None takes the tenant that a request names; otherwise its token decides."""
         self._router = router
+        self._tokens = tokens
 
     async def Generate(self, request: router_pb2.GenerateRequest, context: Context) -> None:
         """Streams Accepted, Deltas and Final; a client that leaves cancels the request."""
-        ask = _ask(request, context)
+        ask = _ask(request, context, self._tenant(request, context))
         generation = await self._router.generate(ask, on_leave=lambda leave: _when_over(context, leave))
         write = context.write
         try:
@@ -45,6 +50,12 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 await write(_response(event))
         finally:
             generation.leave()
+
+    def _tenant(self, request: router_pb2.GenerateRequest, context: Context) -> str:
+        if self._tokens is None:
+            return request.tenant
+        name = self._tokens.name_of(authorization_in(context.invocation_metadata()))
+        return tenant_for(name, request.tenant)
 
     async def Cancel(self, request: router_pb2.CancelRequest, context: Context) -> router_pb2.CancelResponse:
         """Whether the request was running here."""
@@ -112,7 +123,7 @@ def _when_over(context: Context, leave: Callable[[], None]) -> None:
     context.add_done_callback(over)  # type: ignore[arg-type]  # the stubs expect a class
 
 
-def _ask(request: router_pb2.GenerateRequest, context: Context) -> Ask:
+def _ask(request: router_pb2.GenerateRequest, context: Context, tenant: str) -> Ask:
     sampling = request.sampling
     left_s = context.time_remaining()
     return Ask(
@@ -120,7 +131,7 @@ def _ask(request: router_pb2.GenerateRequest, context: Context) -> Ask:
         model=request.model,
         sampling=sampling_from_pb(sampling, default_max_tokens=1),
         max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
-        tenant=request.tenant,
+        tenant=tenant,
         client_request_id=request.client_request_id,
         timeout_s=None if left_s is None else min(max(left_s, 1e-3), MAX_TIMEOUT_S),
         priority=request.priority,

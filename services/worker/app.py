@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from weir.clock import Clock, SystemClock
-from weir.config import LimitsConfig, NatsConfig, TelemetryConfig, WorkerConfig
+from weir.config import LimitsConfig, NatsConfig, SecurityConfig, TelemetryConfig, WorkerConfig
 from weir.config.flags import CommandLine
 from weir.errors import WeirError
 from weir.events.bus import EventBus
@@ -19,10 +19,12 @@ from weir.events.memory import MemoryBus, MemoryRegistry, MemoryServer
 from weir.events.nats_bus import NatsBus
 from weir.events.nats_link import NatsLink
 from weir.events.nats_registry import NatsRegistry
+from weir.events.nats_trust import nats_trust
 from weir.events.registry import Registry
 from weir.events.subjects import check_token
 from weir.ids import WorkerKey, mint_incarnation, mint_worker_id
 from weir.rpc.limits import RpcLimits
+from weir.rpc.security import Part, load_security
 from weir.rpc.server import RpcServer, serve
 from weir.services.worker.host import WorkerEdges, WorkerHost
 from weir.services.worker.parts import WorkerParts, build_parts, set_threads, warm_up
@@ -49,6 +51,7 @@ class WorkerSettings:
     nats: NatsConfig = field(default_factory=NatsConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
 
     @classmethod
     def load(cls, given: CommandLine) -> "WorkerSettings":
@@ -58,6 +61,7 @@ class WorkerSettings:
             nats=given.load(NatsConfig, "nats"),
             limits=given.load(LimitsConfig, "limits"),
             telemetry=given.load(TelemetryConfig, "telemetry"),
+            security=given.load(SecurityConfig, "security"),
         )
 
 
@@ -82,6 +86,7 @@ async def run(
     anybody has learnt of it.
     """
     config, clock = settings.worker, SystemClock()
+    load_security(settings.security, Part.SERVICE)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     set_threads(config)
     key = WorkerKey(_worker_id(config), mint_incarnation(secrets.randbits))
@@ -112,6 +117,7 @@ class _Process:
         tracer: Tracer,
     ) -> None:
         self._settings = settings
+        self._security = load_security(settings.security, Part.SERVICE)
         self._key = key
         self._parts = parts
         self._transfer = transfer
@@ -145,7 +151,8 @@ class _Process:
         if self._settings.nats.url == NO_NATS:
             server = MemoryServer()
             return MemoryBus(server), MemoryRegistry(server, self._clock)
-        self._link = await NatsLink.connect(self._settings.nats, name=self._key.worker_id)
+        trust = nats_trust(self._security, self._settings.nats)
+        self._link = await NatsLink.connect(self._settings.nats, name=self._key.worker_id, trust=trust)
         return await NatsBus.open(self._link), await NatsRegistry.open(self._link, self._clock)
 
     async def serve(self, on_ready: Callable[[Ready], None], stop: asyncio.Event | None) -> None:
@@ -172,6 +179,7 @@ class _Process:
             drain_timeout_s=limits.drain_timeout_s,
             limits=RpcLimits.of(limits),
             reflection=config.reflection,
+            credentials=None if self._security is None else self._security.server_credentials(clients_have_certificates=True),
             stop=stop,
         )
 

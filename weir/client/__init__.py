@@ -24,6 +24,7 @@ from weir.client.types import (
     TokenLogprob,
     Usage,
 )
+from weir.rpc.security import Security
 
 __all__ = [
     "Accepted",
@@ -38,6 +39,7 @@ __all__ = [
     "ModelInfo",
     "Options",
     "PositionLogprobs",
+    "Security",
     "Timings",
     "TokenLogprob",
     "Usage",

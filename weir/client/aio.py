@@ -13,6 +13,7 @@ from weir.client.messages import Collector, chat_request, event_from_pb, generat
 from weir.client.spans import ClientSpan
 from weir.client.types import Completion, Event, Message, ModelInfo, Options
 from weir.rpc.channel import channel
+from weir.rpc.security import Security
 from weir.rpc.status import from_rpc_error
 from weir.rpc.v1 import router_pb2, router_pb2_grpc
 
@@ -23,9 +24,12 @@ class AsyncClient:
     Leaving an iterator early (break, cancellation, ``aclose``) cancels the request on the cluster.
     """
 
-    def __init__(self, address: str, *, token: str | None = None) -> None:
-        """``address`` is host:port of a router's gRPC door; ``token`` is sent as a bearer token."""
-        self._channel = channel(address)
+    def __init__(self, address: str, *, token: str | None = None, security: Security | None = None) -> None:
+        """``address`` is host:port of a router's gRPC door; ``token`` is sent as a bearer token.
+
+        With ``security`` over TLS; InvalidArgument when one of its files cannot be read.
+        """
+        self._channel = channel(address, security=security)
         self._stub = router_pb2_grpc.RouterServiceStub(self._channel)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
 

@@ -12,6 +12,7 @@ from weir.client.messages import Collector, chat_request, event_from_pb, generat
 from weir.client.spans import ClientSpan
 from weir.client.types import Completion, Event, Message, ModelInfo, Options
 from weir.rpc.limits import RpcLimits, channel_options
+from weir.rpc.security import Security
 from weir.rpc.status import from_rpc_error
 from weir.rpc.v1 import router_pb2, router_pb2_grpc
 
@@ -19,9 +20,17 @@ from weir.rpc.v1 import router_pb2, router_pb2_grpc
 class Client:
     """Talks to one router; the same calls as AsyncClient with ordinary iterators."""
 
-    def __init__(self, address: str, *, token: str | None = None) -> None:
-        """``address`` is host:port of a router's gRPC door; ``token`` is sent as a bearer token."""
-        self._channel = grpc.insecure_channel(address, options=channel_options(RpcLimits()))
+    def __init__(self, address: str, *, token: str | None = None, security: Security | None = None) -> None:
+        """``address`` is host:port of a router's gRPC door; ``token`` is sent as a bearer token.
+
+        With ``security`` over TLS; InvalidArgument when one of its files cannot be read.
+        """
+        options = channel_options(RpcLimits())
+        if security is None:
+            self._channel = grpc.insecure_channel(address, options=options)
+        else:
+            options += security.channel_options()
+            self._channel = grpc.secure_channel(address, security.channel_credentials(), options=options)
         self._stub = router_pb2_grpc.RouterServiceStub(self._channel)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
 

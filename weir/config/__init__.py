@@ -7,6 +7,7 @@ from weir.config.sections import (
     LimitsConfig,
     NatsConfig,
     RouterConfig,
+    SecurityConfig,
     TelemetryConfig,
     WorkerConfig,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "LimitsConfig",
     "NatsConfig",
     "RouterConfig",
+    "SecurityConfig",
     "TelemetryConfig",
     "WorkerConfig",
     "load_config",

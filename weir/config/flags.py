@@ -23,7 +23,7 @@ from weir.errors import InvalidArgument
 T = TypeVar("T")
 
 _PLAIN_SECTIONS = frozenset({"telemetry"})
-_SHARED_SECTIONS = ("nats", "limits", "telemetry")
+_SHARED_SECTIONS = ("nats", "limits", "security", "telemetry")
 _ALIASES = {
     ("nats", "url"): "--nats",
     ("worker", "model_path"): "--model",

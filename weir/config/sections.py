@@ -40,6 +40,20 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SecurityConfig:
+    """TLS on every connection and bearer tokens at the router's doors: one switch, refused half-on."""
+
+    enabled: bool = setting(False, "TLS everywhere, certificates between services, tokens at the router")
+    ca_file: str = setting("", "PEM of the authority that signed the certificates")
+    cert_file: str = setting("", "PEM of this process's certificate")
+    key_file: str = setting("", "PEM of its key")
+    server_name: str = setting("weir", "DNS name that every service's certificate carries")
+    tokens_file: str = setting("", "router: a line NAME TOKEN for each client")
+    token_file: str = setting("", "command line: file with the token to send")
+    nats_credentials_file: str = setting("", ".creds file, for a NATS server that asks for one")
+
+
+@dataclass(frozen=True, slots=True)
 class TelemetryConfig:
     """Logs, metrics and traces of every service."""
 
@@ -180,6 +194,7 @@ class ControllerConfig:
 SECTIONS: dict[str, type] = {
     "nats": NatsConfig,
     "limits": LimitsConfig,
+    "security": SecurityConfig,
     "telemetry": TelemetryConfig,
     "router": RouterConfig,
     "worker": WorkerConfig,

@@ -162,6 +162,8 @@ class NatsBus:
         """Send a batch of one kind; returns what the server did not take."""
         if not batch[0].durable:
             return await self._send_core(batch)
+        if all(MESSAGE_ID_HEADER in message.headers for message in batch):
+            return await self._send_in_order(batch)
         jetstream = self._link.jetstream
         results = await asyncio.gather(
             *(jetstream.publish(m.subject, m.payload, headers=dict(m.headers) or None) for m in batch),
@@ -171,6 +173,23 @@ class NatsBus:
         if unsent:
             await self._after_refusal(unsent, next(r for r in results if isinstance(r, BaseException)))
         return unsent
+
+    async def _send_in_order(self, batch: list[Outgoing]) -> list[Outgoing]:
+        """Ask for one acknowledgement, of the last: the server takes one connection's messages in order.
+
+        Whatever goes wrong, all of them are sent again; those that arrived are known by their ids.
+        """
+        client, last = self._link.client, batch[-1]
+        connections = client.stats["reconnects"]
+        try:
+            for message in batch[:-1]:
+                await client.publish(message.subject, message.payload, headers=dict(message.headers))
+            await self._link.jetstream.publish(last.subject, last.payload, headers=dict(last.headers))
+        except NATS_ERRORS as error:
+            await self._after_refusal(batch, error)
+            return batch
+        # Another connection may have acknowledged the last without having seen the first.
+        return batch if client.stats["reconnects"] != connections else []
 
     async def _send_core(self, batch: list[Outgoing]) -> list[Outgoing]:
         for index, message in enumerate(batch):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
+from dataclasses import dataclass
 from typing import Any
 
 import nats.errors
@@ -45,11 +47,21 @@ class Backoff:
         self._tries = 0
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class NatsTrust:
+    """How to speak to NATS over TLS. ``credentials_file`` empty shows the certificate alone."""
+
+    context: ssl.SSLContext
+    server_name: str
+    credentials_file: str = ""
+
+
 class NatsLink:
     """A connected client. ``connected`` turns true again only when the server has confirmed subscriptions."""
 
-    def __init__(self, config: NatsConfig, name: str) -> None:
+    def __init__(self, config: NatsConfig, name: str, trust: NatsTrust | None = None) -> None:
         self.config = config
+        self._trust = trust
         self.client = Client()
         self.reconnects = 0
         self._name = name
@@ -62,9 +74,9 @@ class NatsLink:
         self._confirming: asyncio.Task[None] | None = None
 
     @classmethod
-    async def connect(cls, config: NatsConfig, *, name: str) -> NatsLink:
+    async def connect(cls, config: NatsConfig, *, name: str, trust: NatsTrust | None = None) -> NatsLink:
         """Connect; ``name`` is shown in the server's monitoring. Raises Unavailable naming the address."""
-        link = cls(config, name)
+        link = cls(config, name, trust)
         try:
             async with asyncio.timeout(config.connect_timeout_s):
                 await link._open()
@@ -124,7 +136,14 @@ class NatsLink:
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnected,
             reconnected_cb=self._on_reconnected,
+            **self._secured(),
         )
+
+    def _secured(self) -> dict[str, Any]:
+        if self._trust is None:
+            return {}
+        credentials = {"user_credentials": self._trust.credentials_file} if self._trust.credentials_file else {}
+        return {"tls": self._trust.context, "tls_hostname": self._trust.server_name, **credentials}
 
     def _next_server(self, servers: list[Any], info: dict[str, Any]) -> tuple[Any, float]:
         return min(servers, key=lambda server: server.reconnects), self._backoff.next_s()

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -31,12 +32,31 @@ logfile_max_num: 2
 max_connections: 1024
 max_payload: 1048576
 max_pending: 67108864
-jetstream {{
+{tls}jetstream {{
   store_dir: {store}
   max_memory_store: {memory_bytes}
   max_file_store: {file_bytes}
 }}
 """
+
+
+_TLS = """\
+tls {{
+  cert_file: {cert}
+  key_file: {key}
+  ca_file: {ca}
+  verify: true
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """PEM files; clients must show a certificate of the same authority."""
+
+    ca_file: str
+    cert_file: str
+    key_file: str
 
 
 def find_nats_server() -> str:
@@ -69,19 +89,21 @@ class EmbeddedNats:
         host: str = "127.0.0.1",
         max_store_mb: int = 512,
         max_memory_mb: int = 64,
+        tls: ServerTls | None = None,
     ) -> None:
         self.host = host
         self.port = port
         self._data_dir = data_dir
         self._max_store_mb = max_store_mb
         self._max_memory_mb = max_memory_mb
+        self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: IO[str] | None = None
 
     @property
     def url(self) -> str:
-        """``nats://host:port`` with the real port."""
-        return f"nats://{self.host}:{self.port}"
+        """``nats://host:port`` (``tls://`` with TLS) with the real port."""
+        return f"{'nats' if self._tls is None else 'tls'}://{self.host}:{self.port}"
 
     @property
     def running(self) -> bool:
@@ -173,9 +195,16 @@ class EmbeddedNats:
             store=json.dumps(str(self._data_dir / "jetstream")),
             memory_bytes=self._max_memory_mb << 20,
             file_bytes=self._max_store_mb << 20,
+            tls=self._tls_text(),
         )
         path.write_text(text, encoding="utf-8")
         return path
+
+    def _tls_text(self) -> str:
+        if self._tls is None:
+            return ""
+        tls = self._tls
+        return _TLS.format(cert=json.dumps(tls.cert_file), key=json.dumps(tls.key_file), ca=json.dumps(tls.ca_file))
 
     async def _wait_port(self, process: subprocess.Popen[bytes]) -> int:
         ports = self._ports_path(process.pid)

@@ -11,13 +11,21 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from weir.errors import Unavailable
 from weir.rpc.health import SERVING
 from weir.rpc.limits import RpcLimits, channel_options
+from weir.rpc.security import Security
 
 _RETRY_S = 0.05
 
 
-def channel(address: str, *, limits: RpcLimits | None = None) -> grpc.aio.Channel:
-    """A lazy channel to ``address`` (host:port) with its own connection; the caller closes it."""
-    return grpc.aio.insecure_channel(address, options=channel_options(limits or RpcLimits()))
+def channel(address: str, *, limits: RpcLimits | None = None, security: Security | None = None) -> grpc.aio.Channel:
+    """A lazy channel to ``address`` (host:port) with its own connection; the caller closes it.
+
+    With ``security`` over TLS, to a service whose certificate carries ``security.server_name``.
+    """
+    options = channel_options(limits or RpcLimits())
+    if security is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    options += security.channel_options()
+    return grpc.aio.secure_channel(address, security.channel_credentials(), options=options)
 
 
 async def wait_ready(address: str, service: str = "", *, timeout_s: float) -> None:

@@ -15,6 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from weir.errors import NotFound, ResourceExhausted
 
 SERVICE_NAME = "grpc.health.v1.Health"
+PATH_PREFIX = f"/{SERVICE_NAME}/"
+"""How the paths of its methods begin."""
 SERVING: int = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING: int = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN: int = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN

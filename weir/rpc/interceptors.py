@@ -47,7 +47,7 @@ class ErrorInterceptor(_ServerInterceptor):
         return _wrapped(handler, handler_call_details.method)
 
 
-_FORMS = {
+HANDLER_FORMS = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
     (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
     (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
@@ -56,7 +56,7 @@ _FORMS = {
 
 
 def _wrapped(handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
-    kind, make = _FORMS[bool(handler.request_streaming), bool(handler.response_streaming)]
+    kind, make = HANDLER_FORMS[bool(handler.request_streaming), bool(handler.response_streaming)]
     behavior = getattr(handler, kind)
     if inspect.isasyncgenfunction(behavior):
         behavior = _driven(behavior)

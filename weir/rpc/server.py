@@ -16,6 +16,7 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection as grpc_reflection
@@ -41,13 +42,16 @@ class RpcServer:
         limits: RpcLimits | None = None,
         reflection: bool = True,
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
+        """``credentials`` None serves without TLS."""
         self.name = name
         self.port = 0
         self._bind = bind
         self._limits = limits or RpcLimits()
         self._reflection = reflection
-        self._interceptors = (ErrorInterceptor(), *interceptors)
+        self._interceptors = (*interceptors, ErrorInterceptor())
+        self._credentials = credentials
         self._services: tuple[str, ...] = ()
         self._health: HealthServicer | None = None
         self._server: grpc.aio.Server | None = None
@@ -72,12 +76,17 @@ class RpcServer:
             names = (*self._services, SERVICE_NAME, grpc_reflection.SERVICE_NAME)
             grpc_reflection.enable_server_reflection(names, server)
         try:
-            self.port = server.add_insecure_port(self._bind)
+            self.port = self._add_port(server)
         except RuntimeError as error:
             raise Unavailable(f"{self.name} cannot bind {self._bind}: {error}") from None
         await server.start()
         self._server = server
         return self.port
+
+    def _add_port(self, server: grpc.aio.Server) -> int:
+        if self._credentials is None:
+            return server.add_insecure_port(self._bind)
+        return server.add_secure_port(self._bind, self._credentials)
 
     async def set_ready(self, ready: bool) -> None:
         """Report SERVING or NOT_SERVING for the server and all its services."""
@@ -118,6 +127,8 @@ async def serve(
     drain_timeout_s: float = 30.0,
     limits: RpcLimits | None = None,
     reflection: bool = True,
+    interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+    credentials: grpc.ServerCredentials | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
     """Run a service until ``stop`` is set, in the order drawn above; ``close`` runs whatever happens.
@@ -129,7 +140,14 @@ async def serve(
     if stop is None:
         stop = asyncio.Event()
         install_stop_signals(stop)
-    server = RpcServer(name=name, bind=bind, limits=limits, reflection=reflection)
+    server = RpcServer(
+        name=name,
+        bind=bind,
+        limits=limits,
+        reflection=reflection,
+        interceptors=interceptors,
+        credentials=credentials,
+    )
     try:
         await server.start(register)
         try:
