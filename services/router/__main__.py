@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Sequence
 
 from weir.config.flags import parse_command_line
 from weir.errors import InvalidArgument, NotFound, WeirError
 from weir.services.router.app import Addresses, RouterSettings, run
+from weir.services.router.process import run_process, settle_memory
 from weir.telemetry.logs import configure_logging
 
 _PROG = "python -m weir.services.router"
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         settings = RouterSettings.load(given)
         configure_logging("router", level=settings.telemetry.log_level, form=settings.telemetry.log_format)
-        asyncio.run(run(settings, on_ready=_announce))
+        run_process(run(settings, on_ready=_announce))
     except (InvalidArgument, NotFound) as error:
         print(f"router: {error}", file=sys.stderr)
         return 2
@@ -48,6 +48,7 @@ def _spelled_out(arguments: Sequence[str]) -> list[str]:
 
 
 def _announce(addresses: Addresses) -> None:
+    settle_memory()
     print(f"READY router grpc={addresses.grpc} http={addresses.http}", flush=True)
 
 
