@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
-from starlette.types import Receive, Scope, Send
 
 from weir.errors import InternalError, ResourceExhausted, Unavailable, WeirError
 from weir.rpc.tokens import HEADER, TokenBook, require_operator, tenant_for
@@ -34,7 +33,7 @@ _JSON = {"content-type": "application/json"}
 _SSE = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 _MODELS = "/v1/models/"
 _READ = ("GET", "HEAD")
-_OPEN_PATHS = frozenset({"/health", "/ui", "/ui/page.css", "/ui/chat.js", "/ui/page.js"})
+_OPEN_PATHS = frozenset({"/health", "/ui", "/ui/page.css", "/ui/chat.js", "/ui/page.js", "/ui/token.js"})
 """What needs no token: a probe, and the page's own files."""
 _OPERATOR_PATHS = frozenset({"/metrics", "/ui/state"})
 
@@ -79,7 +78,11 @@ class HttpDoor:
         self._metrics = metrics
         self._limits = limits or HttpLimits()
         self._server = HttpServer(
-            self, keep_alive_s=self._limits.keep_alive_s, stalled_client_s=self._limits.stalled_client_s, tls=tls
+            self._serve,
+            max_body_bytes=self._limits.body_bytes,
+            keep_alive_s=self._limits.keep_alive_s,
+            stalled_client_s=self._limits.stalled_client_s,
+            tls=tls,
         )
         self._open: set[Exchange] = set()
         self._stopping = False
@@ -110,14 +113,13 @@ class HttpDoor:
         for exchange in list(self._open):
             exchange.abort(Unavailable("the router is stopping"))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        assert scope["type"] == "http", scope["type"]
-        exchange = Exchange(dict(scope["headers"]), receive, send)
+    async def _serve(self, exchange: Exchange) -> None:
+        """Answer one request."""
+        method, path = exchange.head.method, exchange.head.path
         try:
-            handler = self._handler(scope["method"], scope["path"])
-            if self._tokens is not None and scope["path"] not in _OPEN_PATHS:
-                exchange.client = client_of(self._tokens, exchange.headers, scope["path"])
+            handler = self._handler(method, path)
+            if self._tokens is not None and path not in _OPEN_PATHS:
+                exchange.client = client_of(self._tokens, exchange.headers, path)
             if self._stopping:
                 raise Unavailable("the router is stopping")
             if len(self._open) >= self._limits.open_requests:
@@ -130,7 +132,6 @@ class HttpDoor:
             await handler(exchange)
         finally:
             self._open.discard(exchange)
-            exchange.close()
 
     def _handler(self, method: str, path: str) -> Handler:
         methods, handler = self._routes.get(path, ((), None))
@@ -196,8 +197,7 @@ class HttpDoor:
 
     async def _read_call(self, exchange: Exchange, parse: Parse) -> Call:
         check_json_body(exchange.headers)
-        limits = self._limits
-        body = await exchange.read_body(max_bytes=limits.body_bytes, timeout_s=limits.body_timeout_s)
+        body = await exchange.read_body(timeout_s=self._limits.body_timeout_s)
         try:
             values = orjson.loads(body)
         except orjson.JSONDecodeError as error:
@@ -215,7 +215,7 @@ class HttpDoor:
             opening = b""
             if not exchange.started:
                 opening = answer.opening()
-                await exchange.start(200, {**_SSE, **headers})
+                exchange.start(200, {**_SSE, **headers})
             if type(event) is Delta:
                 chunk = opening + answer.delta(event)
                 if chunk:

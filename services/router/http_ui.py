@@ -38,6 +38,7 @@ _FILES = {
     "/ui": ("index.html", "text/html; charset=utf-8"),
     "/ui/page.css": ("page.css", "text/css; charset=utf-8"),
     "/ui/chat.js": ("chat.js", "text/javascript; charset=utf-8"),
+    "/ui/token.js": ("token.js", "text/javascript; charset=utf-8"),
     "/ui/page.js": ("page.js", "text/javascript; charset=utf-8"),
 }
 

@@ -39,12 +39,12 @@ class Page:
     ``complaints``: what its console said in anger; ``requests``: every address that it asked.
     """
 
-    def __init__(self, profile: Path, width: int, height: int) -> None:
+    def __init__(self, profile: Path, width: int, height: int, *flags: str) -> None:
         path = find_chromium()
         assert path is not None, "the caller skips where there is none"
         theirs_in, self._in = _pipe()
         self._out, theirs_out = _pipe()
-        command = [sys.executable, "-c", START, str(theirs_in), str(theirs_out), path, *FLAGS]
+        command = [sys.executable, "-c", START, str(theirs_in), str(theirs_out), path, *FLAGS, *flags]
         command += [f"--user-data-dir={profile}", f"--window-size={width},{height}", "about:blank"]
         self._process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL)
         os.close(theirs_in)

@@ -11,11 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from weir.cli.doors import open_client, security
 from weir.cli.process import ChildProcess
-from weir.client import AsyncClient
 from weir.errors import NotFound, Unavailable
-from weir.events.nats_server import EmbeddedNats
+from weir.events.nats_server import EmbeddedNats, ServerTls
 from weir.lifecycle import Role
+from weir.rpc.security import Part
 
 READY_TIMEOUT_S = 120.0
 STOP_GRACE_S = 10.0
@@ -92,18 +93,21 @@ class Cluster:
         await self.wait_connected()
 
     async def _start_nats(self) -> str:
-        self.nats = EmbeddedNats(self.spec.log_dir / "nats")
+        trust = security(Part.ROUTER)
+        tls = None if trust is None else ServerTls(trust.ca_file, trust.cert_file, trust.key_file)
+        self.nats = EmbeddedNats(self.spec.log_dir / "nats", tls=tls)
         await self.nats.start()
         self.say(f"nats-server   {self.nats.url}")
         return self.nats.url
 
-    def _log(self, name: str) -> Path:
-        return self.spec.log_dir / f"{name}.log"
+    async def _spawn(self, name: str, argv: Sequence[str]) -> ChildProcess:
+        """Start one process; where and how is for subclasses to change."""
+        return await ChildProcess.start(name, argv, self.spec.log_dir / f"{name}.log")
 
     async def _start_controller(self) -> None:
         argv = [sys.executable, "-m", "weir.services.controller", "--nats", self.nats_url]
         argv += ["--bind", f"{self.spec.host}:0", *self.spec.controller_flags]
-        self.controller = await ChildProcess.start("controller", argv, self._log("controller"))
+        self.controller = await self._spawn("controller", argv)
         words = await self.controller.wait_ready(READY_TIMEOUT_S)
         self.controller_address = words[-1]
         self.say(f"controller    {self.controller_address}")
@@ -116,7 +120,7 @@ class Cluster:
         argv += ["--http", f"{spec.host}:{spec.http_port if index == 0 else 0}"]
         argv += ["--model", str(spec.model_dir), "--model-name", spec.model_name, *spec.router_flags]
         argv += ["--chat-template", spec.chat_template] if spec.chat_template else []
-        router = await ChildProcess.start(f"router-{index}", argv, self._log(f"router-{index}"))
+        router = await self._spawn(f"router-{index}", argv)
         self.routers.append(router)
         await router.wait_ready(READY_TIMEOUT_S)
         grpc, http = router_doors(router)
@@ -136,9 +140,7 @@ class Cluster:
         argv += ["--device", spec.device]
         if spec.device == "cpu":
             argv += cpu_flags(index, len(spec.roles()))
-        worker = await ChildProcess.start(
-            f"{role.value}-{index}", [*argv, *spec.worker_flags, *flags], self._log(f"{role.value}-{index}")
-        )
+        worker = await self._spawn(f"{role.value}-{index}", [*argv, *spec.worker_flags, *flags])
         self.workers.append(worker)
         words = await worker.wait_ready(READY_TIMEOUT_S)
         worker_id, address = words[1], words[-1]
@@ -199,7 +201,7 @@ class Cluster:
         wanted = set(self.worker_addresses)
         seen: set[str] = set()
         try:
-            async with asyncio.timeout(timeout_s), AsyncClient(self.router_address) as client:
+            async with asyncio.timeout(timeout_s), open_client(self.router_address) as client:
                 while not wanted <= seen:
                     answer = await client.workers()
                     seen = {w.worker_id for w in answer.workers if w.connected}

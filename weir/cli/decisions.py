@@ -8,8 +8,8 @@ import grpc
 from rich.console import Console
 from rich.table import Table
 
+from weir.cli.doors import open_channel
 from weir.cli.up import ROLE_WORDS
-from weir.rpc.channel import channel
 from weir.rpc.status import from_rpc_error
 from weir.rpc.v1 import controller_pb2, controller_pb2_grpc, events_pb2
 
@@ -54,7 +54,7 @@ def latest_lines(event: events_pb2.DecisionEvent) -> list[str]:
 
 async def run_decisions(console: Console, address: str, limit: int, cancel: int | None) -> None:
     """Print the latest decisions; with ``cancel`` give that pending one up first."""
-    async with channel(address) as link:
+    async with open_channel(address) as link:
         stub = controller_pb2_grpc.ControllerServiceStub(link)
         try:
             if cancel is not None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from weir.cli.doors import open_client
 from weir.cli.paths import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from weir.cli.workers import worker_state
-from weir.client import AsyncClient
 from weir.errors import InternalError, Unavailable, WeirError
 from weir.events.nats_server import EmbeddedNats, find_nats_server
 from weir.rpc.v1 import kv_pb2
@@ -88,7 +88,7 @@ async def check_ports() -> str:
 
 async def check_cluster(router: str) -> str:
     """Every worker answers, and all of one model have the same fingerprint."""
-    async with AsyncClient(router) as client:
+    async with open_client(router) as client:
         answer = await client.workers()
     if not answer.workers:
         raise Unavailable("the router knows no worker")

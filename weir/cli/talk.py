@@ -7,14 +7,15 @@ from typing import Any
 
 from rich.console import Console
 
+from weir.cli.doors import open_client
 from weir.cli.streaming import print_stream
 from weir.cli.timeline import print_timeline
-from weir.client import AsyncClient, Message
+from weir.client import Message
 
 
 async def run_generate(console: Console, router: str, prompt: str, options: dict[str, Any], timings: bool) -> None:
     """Print a completion as it comes."""
-    async with AsyncClient(router) as client:
+    async with open_client(router) as client:
         answer = await print_stream(console, client.generate(prompt, **options))
     if timings:
         print_timeline(console, answer.final)
@@ -30,7 +31,7 @@ async def run_chat(
 ) -> None:
     """Answer one message, or hold a conversation until end of input."""
     history: list[Message] = [{"role": "system", "content": system}] if system else []
-    async with AsyncClient(router) as client:
+    async with open_client(router) as client:
         model = (await client.models())[0]
         if message is None:
             console.print(f"[grey50]{model.name} at {router}; end with Ctrl-D[/]")

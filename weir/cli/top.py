@@ -18,12 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from weir.cli.decisions import action_word, what_of
+from weir.cli.doors import open_channel, open_client
 from weir.cli.up import ROLE_WORDS
 from weir.client import AsyncClient
 from weir.clock import Clock, SystemClock
 from weir.errors import WeirError
 from weir.lifecycle import RequestState
-from weir.rpc.channel import channel
 from weir.rpc.convert import state_from_pb
 from weir.rpc.v1 import common_pb2, controller_pb2, controller_pb2_grpc, router_pb2, worker_pb2, worker_pb2_grpc
 from weir.services.router.view import kv_bytes_per_token
@@ -118,7 +118,7 @@ class Sources:
     def _channel(self, address: str) -> grpc.aio.Channel:
         link = self._channels.get(address)
         if link is None:
-            link = self._channels[address] = channel(address)
+            link = self._channels[address] = open_channel(address)
         return link
 
     async def _forget_all_but(self, addresses: set[str]) -> None:
@@ -342,7 +342,7 @@ async def run_top(console: Console, router: str, controller: str, interval_s: fl
     The first sample must succeed (raises Unavailable and the like); later the screen says what is wrong.
     Where there is no terminal, frames are printed one after the other.
     """
-    async with Sources(AsyncClient(router), controller, SystemClock()) as sources:
+    async with Sources(open_client(router), controller, SystemClock()) as sources:
         first = await sources.sample()
         if console.is_terminal and not once:
             with Live(frame(None, first), console=console, screen=True, auto_refresh=False) as live:

@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from weir.cli.doors import open_client
 from weir.cli.timeline import BAR_CHARS
-from weir.client import AsyncClient
 from weir.rpc.v1 import common_pb2, router_pb2
 
 Trace = router_pb2.GetTraceResponse
@@ -38,7 +38,7 @@ NOTED = {
 
 async def run_trace(console: Console, router: str, request_id: str, attributes: bool) -> None:
     """Fetch and print it; OpenAI's form of the identity is taken too."""
-    async with AsyncClient(router) as client:
+    async with open_client(router) as client:
         found = await client.trace(request_id.removeprefix("chatcmpl-").removeprefix("cmpl-"))
     console.print(waterfall(found, attributes=attributes))
 

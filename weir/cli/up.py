@@ -12,13 +12,11 @@ from rich.live import Live
 from rich.table import Table
 
 from weir.cli.cluster import Cluster, ClusterSpec
+from weir.cli.doors import open_client, open_nats, security
 from weir.cli.supervisor import Supervisor
-from weir.client import AsyncClient
 from weir.clock import SystemClock
-from weir.config import NatsConfig
 from weir.errors import InvalidArgument, Unavailable, WeirError
 from weir.events.nats_bus import NatsBus
-from weir.events.nats_link import NatsLink
 from weir.rpc.v1 import common_pb2, router_pb2
 
 REFRESH_S = 1.0
@@ -100,7 +98,7 @@ async def supervised(cluster: Cluster, max_workers: int, say: Callable[[str], No
     if not max_workers:
         yield
         return
-    link = await NatsLink.connect(NatsConfig(url=cluster.nats_url), name="supervisor")
+    link = await open_nats(cluster.nats_url, "supervisor")
     bus = await NatsBus.open(link)
     supervisor = Supervisor(cluster, bus, SystemClock(), max_workers=max_workers, say=say)
     await supervisor.open()
@@ -122,7 +120,8 @@ async def run_up(console: Console, spec: ClusterSpec, max_workers: int = 0) -> N
         console.print(f"\nready: model [bold]{spec.model_name}[/]; stop with Ctrl-C")
         console.print(f"  weir chat --router {cluster.router_address}", highlight=False)
         if cluster.http_address:
-            console.print(f"  OpenAI API at http://{cluster.http_address}/v1\n", highlight=False)
+            scheme = "http" if security() is None else "https"
+            console.print(f"  OpenAI API at {scheme}://{cluster.http_address}/v1\n", highlight=False)
         if spec.controller_flags:
             console.print(f"  weir decisions --controller {cluster.controller_address}\n", highlight=False)
         show = asyncio.create_task(_show(console, cluster), name="live-state")
@@ -142,7 +141,7 @@ async def run_up(console: Console, spec: ClusterSpec, max_workers: int = 0) -> N
 
 async def _show(console: Console, cluster: Cluster) -> None:
     clock, rates = SystemClock(), Rates()
-    async with AsyncClient(cluster.router_address) as client:
+    async with open_client(cluster.router_address) as client:
         if not console.is_terminal:
             while True:
                 console.print(plain_line(await client.workers()), highlight=False, soft_wrap=True)

@@ -6,10 +6,9 @@ import grpc
 from rich.console import Console
 from rich.table import Table
 
+from weir.cli.doors import open_channel, open_client
 from weir.cli.up import ROLE_WORDS, Rates, workers_table
-from weir.client import AsyncClient
 from weir.errors import InvalidArgument, NotFound
-from weir.rpc.channel import channel
 from weir.rpc.status import from_rpc_error
 from weir.rpc.v1 import common_pb2, router_pb2, worker_pb2, worker_pb2_grpc
 
@@ -19,7 +18,7 @@ ROLE_VALUES: dict[str, common_pb2.Role] = {word: value for value, word in ROLE_W
 
 async def run_workers(console: Console, router: str, check: bool) -> None:
     """Print the router's view; with ``check`` each worker's own state too."""
-    async with AsyncClient(router) as client:
+    async with open_client(router) as client:
         answer = await client.workers()
     console.print(workers_table(answer, Rates(), 0.0))
     if check:
@@ -53,7 +52,7 @@ async def run_workers(console: Console, router: str, check: bool) -> None:
 
 async def worker_state(address: str, *, check_integrity: bool = False) -> worker_pb2.GetStateResponse:
     """A worker's own state."""
-    async with channel(address) as link:
+    async with open_channel(address) as link:
         stub = worker_pb2_grpc.WorkerServiceStub(link)
         try:
             request = worker_pb2.GetStateRequest(check_integrity=check_integrity)
@@ -67,13 +66,13 @@ async def run_set_role(console: Console, router: str, worker_id: str, role: str,
     """Change a role, with the epoch as the guard against a stale view."""
     if role not in ROLE_VALUES:
         raise InvalidArgument("role", role, f"must be one of {', '.join(ROLE_VALUES)}")
-    async with AsyncClient(router) as client:
+    async with open_client(router) as client:
         answer = await client.workers()
     worker = _find(answer, worker_id)
     request = worker_pb2.SetRoleRequest(
         role=ROLE_VALUES[role], expected_epoch=worker.role_epoch if epoch is None else epoch
     )
-    async with channel(worker.address) as link:
+    async with open_channel(worker.address) as link:
         try:
             done = await worker_pb2_grpc.WorkerServiceStub(link).SetRole(request)
         except grpc.RpcError as error:

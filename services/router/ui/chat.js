@@ -1,4 +1,6 @@
 // A conversation over /v1/chat/completions, streamed. What the model says becomes text, never markup.
+import { authorized } from "/ui/token.js";
+
 const at = (id) => document.getElementById(id);
 let history = [], answering = null;
 
@@ -41,7 +43,7 @@ async function ask(messages, signal) {
   const answer = await fetch("/v1/chat/completions", {
     method: "POST",
     signal,
-    headers: { "content-type": "application/json" },
+    headers: authorized({ "content-type": "application/json" }),
     body: JSON.stringify({
       model: at("models").value,
       messages,

@@ -1,4 +1,6 @@
 // Asks the router for its state each second and draws it. Data becomes text by textContent only.
+import { askForToken, authorized, whenGiven } from "/ui/token.js";
+
 const PERIOD_MS = 1000, LONGEST_WAIT_MS = 15000, TIMEOUT_MS = 5000;
 const BLOCKS = ["used", "leased", "quarantined", "cached", "free"];
 const STAGES = ["admit", "queue", "prefill", "first_token", "second_token", "decode"];
@@ -173,7 +175,8 @@ async function look() {
   const mine = (asking = new AbortController());
   const limit = setTimeout(() => mine.abort(), TIMEOUT_MS);
   try {
-    const answer = await fetch("/ui/state", { signal: mine.signal, cache: "no-store" });
+    const answer = await fetch("/ui/state", { signal: mine.signal, cache: "no-store", headers: authorized() });
+    askForToken(answer.status === 401 || answer.status === 403);
     if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
     draw(await answer.json());
     failures = 0;
@@ -194,6 +197,7 @@ document.addEventListener("visibilitychange", () => {
 });
 addEventListener("pagehide", () => { clearTimeout(timer); const last = asking; asking = null; last?.abort(); });
 addEventListener("pageshow", (event) => { if (event.persisted) look(); });
+whenGiven(() => { failures = 0; look(); });
 legend("legend", BLOCKS);
 legend("stages", STAGES);
 look();

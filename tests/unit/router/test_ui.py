@@ -214,6 +214,9 @@ def test_the_page_loads_only_its_own_files_and_never_makes_markup_of_data() -> N
     loaded = re.findall(r'(?:src|href)="([^"]+)"', html)
     assert sorted(loaded) == ["/ui/chat.js", "/ui/page.css", "/ui/page.js", "data:,"]
     assert set(loaded) - {"data:,"} <= set(ui_routes(PaperRouter()))
+    assert set(ui_routes(PaperRouter())) - {"/ui", "/ui/state"} == {f"/ui/{path.name}" for path in FOLDER.iterdir()} - {
+        "/ui/index.html"
+    }
     assert " style=" not in html
     assert "onclick" not in html
     for path in FOLDER.iterdir():
