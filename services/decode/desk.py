@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from weir.engine.output import Event, Finished, Preempted, Progress, Started, TokenLogprobs, TokensOut, Usage
 from weir.engine.request import EngineRequest, Mode
+from weir.engine.sampling import LENGTH
 from weir.errors import FingerprintMismatch, InvalidArgument, KvReadVoid, ResourceExhausted, WeirError
 from weir.ids import RequestKey, WorkerKey
 from weir.lifecycle import FinishReason
@@ -490,4 +491,6 @@ class DecodeDesk:
 
 def _over(key: RequestKey, error: WeirError) -> AttemptOver:
     retry_after_s = error.retry_after_s if isinstance(error, ResourceExhausted) else None
-    return AttemptOver(key, error.code, str(error), retry_after_s)
+    # A worker with more room may take what this one can never hold: that is not the request's fault.
+    too_large = isinstance(error, InvalidArgument) and error.field == LENGTH
+    return AttemptOver(key, "OUT_OF_RANGE" if too_large else error.code, str(error), retry_after_s)

@@ -25,7 +25,8 @@ from weir.engine.output import (
     Usage,
 )
 from weir.engine.request import EngineRequest
-from weir.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, WeirError
+from weir.engine.sampling import LENGTH
+from weir.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ResourceExhausted, WeirError
 from weir.ids import RequestKey, WorkerKey
 from weir.lifecycle import FinishReason
 from weir.transfer.lease import LeaseEnd, LeaseTable
@@ -439,4 +440,6 @@ class PrefillDesk:
 
 def _over(key: RequestKey, error: WeirError) -> AttemptOver:
     retry_after_s = error.retry_after_s if isinstance(error, ResourceExhausted) else None
-    return AttemptOver(key, error.code, str(error), retry_after_s)
+    # A worker with more room may take what this one can never hold: that is not the request's fault.
+    too_large = isinstance(error, InvalidArgument) and error.field == LENGTH
+    return AttemptOver(key, "OUT_OF_RANGE" if too_large else error.code, str(error), retry_after_s)

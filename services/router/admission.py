@@ -48,7 +48,7 @@ class Gate:
         demand = entry.demand
         if demand.slo_ttft_ms == NEVER_S and demand.slo_tpot_ms == NEVER_S:
             return Promise(NEVER_S)
-        forecast = self._policy.forecast(self._fleet.serving(entry.admission.model), demand, now_s)
+        forecast = self._policy.forecast(self._fleet.able(entry.admission.model, demand), demand, now_s)
         if forecast is None or not forecast.known:
             return Promise(NEVER_S)
         ahead = queue.work_ahead(entry.admission.tenant, demand.prompt_tokens) if queue is not None else 0

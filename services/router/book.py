@@ -30,7 +30,7 @@ from weir.services.router.commands import (
     SendFirstToken,
     SendKvReady,
 )
-from weir.services.router.ending import error_of
+from weir.services.router.ending import TOO_LARGE, ended_too_early, error_of
 from weir.services.router.entry import NEVER_S, Entry
 from weir.services.router.facts import BookLimits, EndedNews, FirstTokenNews
 from weir.services.router.fleet import Fleet
@@ -393,12 +393,17 @@ class RequestBook:
         entry = self._ledger.on_leg(request_id, attempt, worker, prefill=prefill)
         if entry is None:
             return
-        error = error_of(news.code, news.message, worker, news.retry_after_ms)
+        if news.code == "OK":
+            error = ended_too_early(entry, worker, prefill)
+        else:
+            error = error_of(news.code, news.message, worker, news.retry_after_ms)
         if prefill:
             self._ledger.unlink_prefill(entry)
         else:
             self._ledger.unlink_decode(entry)
-        if news.code in FATAL_CODES:
+        if news.code == TOO_LARGE:
+            self._recovery.too_large(entry, worker, prefill, error, now_s)
+        elif news.code in FATAL_CODES:
             self._recovery.fail(entry, now_s, error, RequestState.FAILED)
         elif news.code == "RESOURCE_EXHAUSTED":
             self._recovery.refused(entry, worker, prefill, error, news.retry_after_ms, now_s)
@@ -418,7 +423,8 @@ class RequestBook:
             view.connected = False
         for request_id in sorted(self._ledger.legs.get(worker, ())):
             entry = self._entries.get(request_id)
-            error = Unavailable(f"worker {worker} was lost")
+            state = "it waited" if entry is None else entry.state.value
+            error = Unavailable(f"{worker.worker_id} was lost while {state}")
             if entry is not None and entry.prefill == worker:
                 self._ledger.unlink_prefill(entry)
                 self._recovery.leg_gone(entry, worker, True, error, now_s, charged=False)

@@ -22,10 +22,14 @@ from weir.services.router.commands import End
 from weir.services.router.entry import Entry
 from weir.services.router.timings import Served, measure
 
+TOO_LARGE = "OUT_OF_RANGE"
+"""How a worker says that it can never hold the request; a larger one may."""
+
 
 def error_of(code: str, message: str, worker: WorkerKey, retry_after_ms: float) -> WeirError:
-    """The error that a worker ended an attempt with, by its status name."""
-    text = f"{worker.worker_id}: {message or code}"
+    """The error that a worker ended an attempt with, by its status name, which is not OK."""
+    assert code != "OK", "OK is no reason: say what is missing"
+    text = f"{worker.worker_id}: {message or _said(code)}"
     if code == "INVALID_ARGUMENT":
         return InvalidArgument("request", worker.worker_id, message or "refused by the worker")
     if code == "RESOURCE_EXHAUSTED":
@@ -40,14 +44,39 @@ def error_of(code: str, message: str, worker: WorkerKey, retry_after_ms: float) 
     return classes.get(code, Unavailable)(text)
 
 
-def exhausted(error: WeirError, attempts: int) -> WeirError:
-    """The last attempt's error as the request's."""
-    return Unavailable(f"gave up after {attempts} attempts; the last: {error}")
+def _said(code: str) -> str:
+    return f"ended it with {code} and no word of why" if code else "ended it without a status"
 
 
-def over_budget(error: WeirError) -> WeirError:
+def ended_too_early(entry: Entry, worker: WorkerKey, prefill: bool) -> WeirError:
+    """A leg of ``entry`` on ``worker`` has ended as it should, but without what was still to come from it."""
+    name = worker.worker_id
+    if not prefill:
+        return Unavailable(f"{name} ended it without its last token")
+    if entry.first_token is None:
+        return Unavailable(f"{name} ended it without its first token")
+    if entry.decode is not None:
+        return Unavailable(f"{name} gave its KV up before {entry.decode_name} had said that it was read")
+    reader = entry.decode_name or "a decode worker"
+    return Unavailable(f"{name} gave its KV up, for {reader} had read it, and was lost before it decoded")
+
+
+def too_large(entry: Entry, limit: int, said: str = "") -> WeirError:
+    """No worker can hold it: the one with most room takes ``limit`` tokens, 0 is not known."""
+    demand = entry.demand
+    tokens = demand.prompt_tokens + demand.max_tokens
+    most = f"at most {limit} tokens, on the worker with most room" if limit else "more than any worker holds"
+    return InvalidArgument("prompt + max_tokens", tokens, f"{most} ({said})" if said else most)
+
+
+def exhausted(entry: Entry) -> WeirError:
+    """It failed too often."""
+    return Unavailable(f"gave up after {entry.failures} attempts: {entry.story}")
+
+
+def over_budget(entry: Entry) -> WeirError:
     """No retry was allowed."""
-    return Unavailable(f"not tried again, the retry budget is used up: {error}")
+    return Unavailable(f"not tried again, the retry budget is used up: {entry.story}")
 
 
 def end_of(

@@ -10,6 +10,7 @@ from weir.services.router.commands import Admission
 from weir.services.router.journal import Journal
 from weir.services.router.policy import Demand
 from weir.services.router.prefixes import PromptKeys
+from weir.services.router.story import Story
 from weir.services.router.timings import Stamps
 
 NEVER_S = float("inf")
@@ -39,7 +40,6 @@ class Entry:
         "journal",
         "keys",
         "kv_read",
-        "last_error",
         "lease_id",
         "local",
         "local_hit_tokens",
@@ -57,7 +57,9 @@ class Entry:
         "retry_s",
         "stamps",
         "state",
+        "story",
         "tickets",
+        "too_small",
         "void_reads",
         "waiting",
     )
@@ -76,7 +78,10 @@ class Entry:
         self.failures = 0
         """Attempts that failed; those that were only refused for lack of room do not count."""
         self.avoid: frozenset[WorkerKey] = frozenset()
-        self.last_error = ""
+        self.too_small: frozenset[WorkerKey] = frozenset()
+        """Workers that can never hold it, by their own word."""
+        self.story = Story()
+        """Why it is not done yet."""
         self.waiting = False
         self.order = 0
         """Place in the queue for workers; kept when it has to queue again."""
@@ -135,6 +140,7 @@ class Entry:
             slo_tpot_ms=admission.slo_tpot_ms or NEVER_S,
             received_s=admission.received_s,
             keys=self.keys,
+            too_small=self.too_small,
         )
 
     @property

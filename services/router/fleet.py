@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weir.balance.profile import Profile
 from weir.ids import WorkerKey
@@ -12,6 +12,9 @@ from weir.lifecycle import Role
 from weir.services.router.health import Breaker
 from weir.services.router.roster import Group, Roster
 from weir.services.router.speed import WorkerSpeed
+
+if TYPE_CHECKING:
+    from weir.services.router.policy import Demand
 
 REPORT_LAG_S = 0.05
 """A load report may have been made this long before it arrives: work sent later is not yet in it."""
@@ -40,6 +43,29 @@ class WorkerInfo:
     kv_bytes_per_token: float = 0.0
     heartbeat_s: float = 0.0
     profile: Profile | None = None
+
+    @property
+    def pool_tokens(self) -> float:
+        """Tokens whose KV its pool holds; inf when it is not known."""
+        return self.num_blocks * self.block_size or _INF
+
+    @property
+    def request_tokens(self) -> float:
+        """Most tokens, prompt plus output, of a request that it could take; inf when it is not known.
+
+        The last token generated needs no KV. Where it only prefills, the output takes none of its pool.
+        """
+        context = self.context_tokens or _INF
+        return context if self.role is Role.PREFILL else min(context, self.pool_tokens + 1)
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Most tokens of a prompt that it could prefill for another worker; inf when it is not known."""
+        return self.pool_tokens if self.role is Role.PREFILL else _INF
+
+    def holds(self, prompt_tokens: int, max_tokens: int) -> bool:
+        """Whether it could take such a request at all, in its role, if nothing else were there."""
+        return prompt_tokens <= self.prompt_tokens and prompt_tokens + max_tokens <= self.request_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +103,23 @@ class WorkerView:
         "_changed",
         "_connected",
         "_decodes_noted",
-        "_expected_tokens",
         "_info",
         "_joining",
+        "_limits_ms",
         "_listed",
         "_noted",
         "_tokens_noted",
-        "_tpot_limit_ms",
+        "block_size",
         "breaker",
         "context_tokens",
+        "expected_tokens",
+        "fingerprint",
         "free_blocks",
         "group",
         "heard_s",
+        "joining",
+        "key",
+        "kv_bytes_per_token",
         "last_used",
         "load",
         "load_s",
@@ -100,11 +131,14 @@ class WorkerView:
         "speed",
         "tokens_noted",
         "total_blocks",
+        "tpot_limit_ms",
         "version",
     )
 
     def __init__(self, info: WorkerInfo, salt: float = 0.0, changed: Callable[[], None] = lambda: None) -> None:
-        self._info = info
+        self.key = info.key
+        """One process lifetime of the worker."""
+        self._take(info)
         self._changed = changed
         self._connected = False
         self._listed = True
@@ -128,9 +162,15 @@ class WorkerView:
         self._decodes_noted = 0
         self._blocks_noted = 0
         self._bound: dict[str, tuple[float, int]] = {}
+        self._limits_ms: dict[float, int] = {}
+        """How many of them were promised each TPOT."""
         self._joining: set[str] = set()
-        self._expected_tokens = 0
-        self._tpot_limit_ms = _INF
+        self.joining = 0
+        """Requests of this router that are bound there and do not decode yet."""
+        self.expected_tokens = 0
+        """Tokens that this router's requests there are expected to generate in all."""
+        self.tpot_limit_ms = _INF
+        """The tightest TPOT promised to one of them; inf when none was."""
         self._add_up()
 
     @property
@@ -143,9 +183,17 @@ class WorkerView:
         if info.profile != self._info.profile:
             self.speed.publish(info.profile)
         if info != self._info:
-            self._info = info
+            assert info.key == self.key, "a worker that starts again is another one"
+            self._take(info)
             self.touch()
             self._changed()
+
+    def _take(self, info: WorkerInfo) -> None:
+        """``info``, and what every quote needs of it at hand."""
+        self._info = info
+        self.fingerprint = info.fingerprint
+        self.block_size = info.block_size
+        self.kv_bytes_per_token = info.kv_bytes_per_token
 
     @property
     def connected(self) -> bool:
@@ -170,18 +218,13 @@ class WorkerView:
             self._changed()
 
     @property
-    def key(self) -> WorkerKey:
-        """One process lifetime of the worker."""
-        return self._info.key
-
-    @property
     def usable(self) -> bool:
         """Whether it may be given new work."""
         return self._connected and self._listed and not self._info.draining
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that ``tokens`` take there."""
-        size = self.info.block_size
+        size = self.block_size
         return -(-tokens // size) if size else 0
 
     def note(self, request_id: str, now_s: float, tokens: int, decodes: int, blocks: int) -> None:
@@ -259,13 +302,14 @@ class WorkerView:
 
     def wait_ms(self, now_s: float) -> float:
         """Predicted wait of a new prompt: what was reported, less what it has worked off since, and what was sent."""
-        reported = self.load.pending_prefill_tokens
+        reported, noted = self.load.pending_prefill_tokens, self.tokens_noted
+        if not reported and not noted:
+            return 0.0
+        each = self.speed.queue_ms(1, now_s)
         wait = 0.0
         if reported:
-            wait = max(0.0, self.speed.queue_ms(reported, now_s) - max(0.0, now_s - self.load_s) * 1e3)
-        if self.tokens_noted:
-            wait += self.speed.queue_ms(self.tokens_noted, now_s)
-        return wait
+            wait = max(0.0, each * reported - max(0.0, now_s - self.load_s) * 1e3)
+        return wait + each * noted
 
     # sequences of this router
 
@@ -274,41 +318,38 @@ class WorkerView:
         assert request_id not in self._bound, "a request is bound once"
         self._bound[request_id] = (tpot_limit_ms, expected_tokens)
         self._joining.add(request_id)
-        self._expected_tokens += expected_tokens
-        self._tpot_limit_ms = min(self._tpot_limit_ms, tpot_limit_ms)
+        self.joining = len(self._joining)
+        self.expected_tokens += expected_tokens
+        self._limits_ms[tpot_limit_ms] = self._limits_ms.get(tpot_limit_ms, 0) + 1
+        if tpot_limit_ms < self.tpot_limit_ms:
+            self.tpot_limit_ms = tpot_limit_ms
 
     def joined(self, request_id: str) -> None:
         """It decodes."""
         self._joining.discard(request_id)
+        self.joining = len(self._joining)
 
     def unbind(self, request_id: str) -> None:
         """It does not decode there any more, or never will."""
         bound = self._bound.pop(request_id, None)
+        if bound is None:
+            return
         self._joining.discard(request_id)
-        if bound is not None:
-            self._expected_tokens -= bound[1]
-            if bound[0] <= self._tpot_limit_ms:
-                self._tpot_limit_ms = min((limit for limit, _ in self._bound.values()), default=_INF)
+        self.joining = len(self._joining)
+        limit_ms, expected_tokens = bound
+        self.expected_tokens -= expected_tokens
+        left = self._limits_ms[limit_ms] - 1
+        if left:
+            self._limits_ms[limit_ms] = left
+        else:
+            del self._limits_ms[limit_ms]
+            if limit_ms <= self.tpot_limit_ms:
+                self.tpot_limit_ms = min(self._limits_ms, default=_INF)
 
     @property
     def bound(self) -> set[str]:
         """Requests of this router that decode there, or will."""
         return set(self._bound)
-
-    @property
-    def joining(self) -> int:
-        """Requests of this router that are bound there and do not decode yet."""
-        return len(self._joining)
-
-    @property
-    def expected_tokens(self) -> int:
-        """Tokens that this router's requests there are expected to generate in all."""
-        return self._expected_tokens
-
-    @property
-    def tpot_limit_ms(self) -> float:
-        """The tightest TPOT promised to one of them; inf when none was."""
-        return self._tpot_limit_ms
 
     def _contained(self, sent_by_s: float) -> list[str]:
         """Requests noted until then; they are noted in the order of time."""
@@ -369,11 +410,29 @@ class Fleet:
             self._rosters[model] = roster
         return roster
 
+    def able(self, model: str, demand: Demand) -> Roster:
+        """As ``serving``, without those that could never hold ``demand``; the same object for what is alike."""
+        able = self.serving(model).holding(demand.prompt_tokens, demand.max_tokens)
+        if not demand.too_small.isdisjoint(able.members):
+            return Roster(view for view in able if view.key not in demand.too_small)
+        return able
+
+    def could_decode(self, model: str, demand: Demand) -> bool:
+        """Whether a worker that is known, usable now or not, could hold ``demand``; so it may be as long as none is."""
+        known = [view for view in self._workers.values() if view.info.model == model and view.info.role.decodes]
+        return not known or any(
+            view.info.holds(demand.prompt_tokens, demand.max_tokens) and view.key not in demand.too_small
+            for view in known
+        )
+
     def token_limit(self, model: str) -> int:
-        """Most tokens that one request can have on the best worker of ``model``; 0 when none is known."""
-        limits = [_token_limit(view) for view in self._workers.values() if view.info.model == model]
-        known = [limit for limit in limits if limit]
-        return max(known) if known else 0
+        """Most tokens, prompt plus output, that a request to ``model`` can have; 0 when it is not known.
+
+        That of the worker with most room of those that decode: what is prefilled elsewhere has to fit there too.
+        """
+        infos = [view.info for view in self._workers.values() if view.info.model == model and view.info.role.decodes]
+        most = max([min(info.request_tokens, info.pool_tokens) for info in infos], default=_INF)
+        return 0 if most == _INF else int(most)
 
     def settle(self, worker: WorkerKey, request_id: str) -> None:
         """See WorkerView.settle."""
@@ -410,9 +469,3 @@ class Fleet:
         self._uses += 1
         view.last_used = self._uses
         view.touch()
-
-
-def _token_limit(view: WorkerView) -> int:
-    pool = view.total_blocks * view.info.block_size
-    context = view.info.context_tokens
-    return min(pool, context) if pool and context else pool or context

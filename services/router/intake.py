@@ -121,7 +121,8 @@ class Intake:
         limit = self._catalog.token_limit(model)
         sampling = self._complete(ask, len(prompt), limit)
         check_sampling(sampling, vocab_size=model.vocab_size)
-        check_prompt(prompt, max_tokens=sampling.max_tokens, vocab_size=model.vocab_size, context=limit)
+        check_prompt(prompt, max_tokens=sampling.max_tokens, vocab_size=model.vocab_size, context=model.context_tokens)
+        _check_room(len(prompt), sampling.max_tokens, limit)
         return Checked(
             model,
             prompt,
@@ -188,6 +189,13 @@ def _check_labels(ask: Ask, slo_limit_ms: float) -> None:
             raise InvalidArgument(name, value, f"at most {slo_limit_ms:g} milliseconds")
     if ask.timeout_s is not None and not ask.timeout_s > 0:
         raise InvalidArgument("timeout_s", ask.timeout_s, "must be more than 0")
+
+
+def _check_room(prompt_tokens: int, max_tokens: int, limit: int) -> None:
+    total = prompt_tokens + max_tokens
+    if total > limit:
+        what = f"{prompt_tokens} prompt tokens + {max_tokens} max_tokens; the worker with most room takes {limit}"
+        raise InvalidArgument("prompt + max_tokens", total, what)
 
 
 def _max_tokens(ask: Ask, prompt_tokens: int, limit: int) -> int:

@@ -18,6 +18,7 @@ from weir.services.router.journal import BOUND, ROUTED
 from weir.services.router.ledger import Ledger
 from weir.services.router.policy import Choice, Policy
 from weir.services.router.queue import FairQueue, Waiting
+from weir.services.router.roster import Roster
 from weir.services.router.timers import Timers
 
 RECHECK_S = 0.1
@@ -39,6 +40,8 @@ class Placing:
         self._policy = policy
         self._lease_ms = lease_s * 1e3
         self._queues: dict[str, FairQueue] = {}
+        self._parked: dict[str, tuple[Roster, Waiting]] = {}
+        """Requests that none of their model's workers, as they were then, can hold: they let others pass."""
         self._order = 0
         self._recheck_s = 0.0
         self._stopped = False
@@ -58,19 +61,28 @@ class Placing:
         admission = entry.admission
         tokens = len(admission.prompt) + len(entry.generated)
         cost = tokens + entry.expected_tokens
-        queue = self._queues.setdefault(admission.model, FairQueue())
-        queue.put(Waiting(entry.request_id, admission.tenant, admission.priority, entry.order, max(cost, 1), tokens))
+        self._put(
+            admission.model,
+            Waiting(entry.request_id, admission.tenant, admission.priority, entry.order, max(cost, 1), tokens),
+        )
         self._timers.watch(entry, entry.patience_s)
+
+    def _put(self, model: str, waiting: Waiting) -> None:
+        self._queues.setdefault(model, FairQueue()).put(waiting)
 
     def leave(self, entry: Entry) -> None:
         """``entry`` waits no more. Does nothing when it does not wait."""
         if entry.waiting:
             entry.waiting = False
             self.waiting -= 1
-            queue = self._queues[entry.admission.model]
-            queue.remove(entry.request_id)
-            if not queue:
-                del self._queues[entry.admission.model]
+            if self._parked.pop(entry.request_id, None) is None:
+                self._take_out(entry)
+
+    def _take_out(self, entry: Entry) -> None:
+        queue = self._queues[entry.admission.model]
+        queue.remove(entry.request_id)
+        if not queue:
+            del self._queues[entry.admission.model]
 
     def queue_of(self, model: str) -> FairQueue | None:
         """What waits for ``model``; None when nothing does. To be read only."""
@@ -80,6 +92,8 @@ class Placing:
         """Place and bind all that can be now."""
         if self._stopped:
             return
+        if self._parked:
+            self._unpark()
         for model in list(self._queues):
             self._place_waiting(model, now_s)
         if self._ledger.unbound:
@@ -92,19 +106,41 @@ class Placing:
         computing stands between it and its KV. Else those that wait for P's memory and those that hold it while
         they wait for D's could wait for each other.
         """
-        full: set[str] = set()
+        full: dict[str, list[Roster]] = {}
         for request_id in list(self._ledger.unbound):
             entry = self._ledger.entries[request_id]
             assert entry.prefill is not None
             source = self._fleet.get(entry.prefill)
-            model = entry.admission.model
-            if source is None or model in full:
+            if source is None:
                 continue
-            view = self._policy.choose_decode(self._fleet.serving(model), source, entry.demand, now_s)
-            if view is None:
-                full.add(model)
-            else:
+            model, demand = entry.admission.model, entry.demand
+            able = self._fleet.able(model, demand)
+            awaited = full.setdefault(model, [])
+            free = able if not awaited else _not_awaited(able, awaited)
+            view = self._policy.choose_decode(free, source, demand, now_s) if free else None
+            if view is not None:
                 self._bind(entry, view, now_s)
+            elif free:
+                awaited.append(able)
+
+    def bind_elsewhere(self, entry: Entry, now_s: float) -> bool:
+        """Take the sequence from its D and give it to another one that has room now; whether there is one."""
+        assert entry.prefill is not None
+        assert entry.decode is not None
+        source, demand = self._fleet.get(entry.prefill), entry.demand
+        others = [
+            view
+            for view in self._fleet.able(entry.admission.model, demand)
+            if view.key not in entry.avoid and view.key != entry.decode
+        ]
+        if source is None or not others:
+            return False
+        view = self._policy.choose_decode(others, source, demand, now_s)
+        if view is None:
+            return False
+        self._ledger.drop_decode(entry, "its KV is read elsewhere")
+        self._bind(entry, view, now_s)
+        return True
 
     def _place_waiting(self, model: str, now_s: float) -> None:
         """Whoever's turn it is, until one finds no worker."""
@@ -112,7 +148,12 @@ class Placing:
             head = queue.head()
             assert head is not None, "a queue without requests is dropped"
             entry = self._ledger.entries[head.request_id]
-            choice = self._policy.choose(self._fleet.serving(model), entry.demand, now_s)
+            demand = entry.demand
+            able = self._fleet.able(model, demand)
+            choice = self._policy.choose(able, demand, now_s)
+            if choice is None and not able.decodes_any and self._fleet.serving(model).decodes_any:
+                self._park(entry, head, now_s)
+                continue
             if choice is None:
                 if now_s >= self._recheck_s:
                     self._recheck_s = now_s + RECHECK_S
@@ -121,6 +162,23 @@ class Placing:
             queue.charge(head)
             self.leave(entry)
             self._place(entry, choice, now_s)
+
+    def _park(self, entry: Entry, head: Waiting, now_s: float) -> None:
+        """All who could take it now are too small for it. Not begun, and too large for all known, it waits no more."""
+        model = entry.admission.model
+        self._take_out(entry)
+        self._parked[entry.request_id] = (self._fleet.serving(model), head)
+        if not entry.attempt and not self._fleet.could_decode(model, entry.demand):
+            entry.patience_s = now_s
+            self._timers.watch(entry, now_s)
+
+    def _unpark(self) -> None:
+        """Back to their old places, those whose workers are not the same any more."""
+        for request_id, (roster, head) in list(self._parked.items()):
+            model = self._ledger.entries[request_id].admission.model
+            if self._fleet.serving(model) is not roster:
+                del self._parked[request_id]
+                self._put(model, head)
 
     def _place(self, entry: Entry, choice: Choice, now_s: float) -> None:
         entry.reset()
@@ -196,6 +254,13 @@ class Placing:
                 source=source,
             )
         )
+
+
+def _not_awaited(able: Roster, awaited: list[Roster]) -> list[WorkerView]:
+    """Those of ``able`` that nobody who came before waits for."""
+    if any(able is one for one in awaited):
+        return []
+    return [view for view in able if not any(view.key in one.members for one in awaited)]
 
 
 def _note_route(entry: Entry, choice: Choice, now_s: float) -> None:

@@ -22,7 +22,7 @@ class Demand:
 
     ``expected_tokens``: those that will be generated, by what is known; 0 is not known. SLOs in milliseconds, inf
     is none; ``received_s`` is when the TTFT began, on the router's clock (None: now). ``keys``: the prompt's block
-    hashes, to find it in caches.
+    hashes, to find it in caches. ``too_small``: workers that said that they can never hold it.
     """
 
     prompt_tokens: int
@@ -33,6 +33,7 @@ class Demand:
     slo_tpot_ms: float = math.inf
     received_s: float | None = None
     keys: PromptKeys | None = None
+    too_small: frozenset[WorkerKey] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,8 @@ def has_room(view: WorkerView, demand: Demand, now_s: float) -> bool:
         return False
     if view.sequences == 0 or not view.total_blocks:
         return True
-    return view.free_blocks >= view.blocks_for(demand.prompt_tokens + 1)
+    size = view.block_size
+    return view.free_blocks >= (demand.prompt_tokens // size + 1 if size else 0)
 
 
 def _pressure(view: WorkerView, demand: Demand) -> float:

@@ -15,7 +15,7 @@ from weir.ids import WorkerKey
 from weir.lifecycle import FinishReason, RequestState
 from weir.services.router.admission import Gate
 from weir.services.router.commands import SendKvReady
-from weir.services.router.ending import exhausted, over_budget
+from weir.services.router.ending import exhausted, over_budget, too_large
 from weir.services.router.entry import Entry
 from weir.services.router.facts import BookLimits
 from weir.services.router.fleet import Fleet
@@ -26,7 +26,10 @@ from weir.services.router.placing import Placing
 from weir.services.router.retry import RetryBudget, backoff_s
 from weir.services.router.timers import Timers
 
-REREADABLE = frozenset({"checksum", "transport", "timeout"})
+TIMEOUT = "timeout"
+OF_THE_LINK = frozenset({"transport", TIMEOUT})
+"""Void reads for which the way between the two workers may be to blame: nobody can say which end of it."""
+REREADABLE = OF_THE_LINK | {"checksum"}
 """Void reads that another read under the same lease may heal; the others need another prefill."""
 MIN_REFUSAL_S = 0.05
 MAX_MOVES = 32
@@ -69,15 +72,29 @@ class Recovery:
         self._placing.bind_unbound(now_s)
 
     def read_void(self, entry: Entry, worker: WorkerKey, reason: str, detail: str, now_s: float) -> None:
-        """Read again once if that can help and the lease lives; else prefill again."""
+        """Read once more if that can help and the lease lives, by another D if this one was too slow; else prefill
+        again, on another P if it was the link to this one that failed.
+        """
         self.void_reads[reason] += 1
         entry.void_reads += 1
         entry.journal.note(now_s, READ_VOID, entry.attempt, worker=worker.worker_id, reason=reason, detail=detail)
-        if entry.prefill is not None and reason in REREADABLE and entry.void_reads == 1:
-            self._ledger.commands.extend([SendKvReady(worker, ticket) for ticket in entry.tickets])
-            return
         error = Unavailable(f"KV read void on {worker.worker_id} ({reason}): {detail}")
+        if reason in OF_THE_LINK:
+            entry.avoid |= {worker}
+        if entry.prefill is not None and reason in REREADABLE and entry.void_reads == 1:
+            self._read_again(entry, worker, reason, error, now_s)
+            return
+        if entry.prefill is not None and reason in OF_THE_LINK:
+            entry.avoid |= {entry.prefill}
         self.retry(entry, error, "read_void", now_s, charged=True)
+
+    def _read_again(self, entry: Entry, worker: WorkerKey, reason: str, error: WeirError, now_s: float) -> None:
+        if reason == TIMEOUT and self._placing.bind_elsewhere(entry, now_s):
+            self.retries["rebind"] += 1
+            entry.story.add(entry.attempt, str(error))
+            entry.journal.note(now_s, REBIND, entry.attempt, error=str(error))
+        else:
+            self._ledger.commands.extend([SendKvReady(worker, ticket) for ticket in entry.tickets])
 
     def refused(
         self,
@@ -89,8 +106,7 @@ class Recovery:
         now_s: float,
     ) -> None:
         """No room there for now. That is no failure before work was done: somebody else, or later."""
-        entry.last_error = f"({error})"
-        entry.journal.note(now_s, REFUSED, entry.attempt, worker=worker.worker_id, error=str(error))
+        self._note_refusal(entry, worker, error, now_s)
         until_s = now_s + max(retry_after_ms / 1e3, MIN_REFUSAL_S)
         view = self._fleet.get(worker)
         if view is not None and prefill:
@@ -100,7 +116,27 @@ class Recovery:
         self._timers.watch(entry, until_s)
         if entry.state is RequestState.DECODING or (prefill and entry.first_token is not None):
             self.leg_gone(entry, worker, prefill, error, now_s, charged=True)
-        elif not prefill and entry.prefill is not None and not entry.read_done:
+        else:
+            self._place_elsewhere(entry, prefill, now_s)
+
+    def too_large(self, entry: Entry, worker: WorkerKey, prefill: bool, error: WeirError, now_s: float) -> None:
+        """The worker can never hold it, whatever its registry entry says. No failure: one with more room takes it."""
+        self._note_refusal(entry, worker, error, now_s)
+        entry.too_small |= {worker}
+        model = entry.admission.model
+        if self._fleet.could_decode(model, entry.demand):
+            self._place_elsewhere(entry, prefill, now_s)
+        else:
+            refusal = too_large(entry, self._fleet.token_limit(model), str(error))
+            self.fail(entry, now_s, refusal, RequestState.FAILED)
+
+    def _note_refusal(self, entry: Entry, worker: WorkerKey, error: WeirError, now_s: float) -> None:
+        entry.story.add(entry.attempt, str(error))
+        entry.journal.note(now_s, REFUSED, entry.attempt, worker=worker.worker_id, error=str(error))
+
+    def _place_elsewhere(self, entry: Entry, prefill: bool, now_s: float) -> None:
+        """A leg was refused before work was done there: under the same lease if there is one, or from the start."""
+        if not prefill and entry.prefill is not None and not entry.read_done:
             self.await_decode(entry, now_s)
         else:
             self._ledger.drop_legs(entry, "refused by the other leg")
@@ -158,9 +194,10 @@ class Recovery:
         if entry.prefill is None or entry.read_done:
             self.retry(entry, error, "decode_lost", now_s, charged=charged, counts=counts)
             return
+        entry.story.add(entry.attempt, str(error))
         entry.failures += counts
         if entry.failures >= self._limits.max_attempts:
-            self.fail(entry, now_s, exhausted(error, entry.failures), RequestState.FAILED)
+            self.fail(entry, now_s, exhausted(entry), RequestState.FAILED)
             return
         self.retries["rebind"] += 1
         entry.journal.note(now_s, REBIND, entry.attempt, error=str(error))
@@ -179,15 +216,15 @@ class Recovery:
         """Prefill again after a back-off, from the prompt and the tokens already sent."""
         self._ledger.drop_legs(entry, f"attempt {entry.attempt} failed")
         entry.journal.note(now_s, RETRY, entry.attempt, kind=kind, error=str(error))
+        entry.story.add(entry.attempt, str(error))
         entry.failures += counts
         if entry.failures >= self._limits.max_attempts:
-            self.fail(entry, now_s, exhausted(error, entry.failures), RequestState.FAILED)
+            self.fail(entry, now_s, exhausted(entry), RequestState.FAILED)
             return
         if charged and not self._budget.take(now_s):
-            self.fail(entry, now_s, over_budget(error), RequestState.FAILED)
+            self.fail(entry, now_s, over_budget(entry), RequestState.FAILED)
             return
         self.retries[kind] += 1
-        entry.last_error = f"({error})"
         wait_s = backoff_s(max(1, entry.failures), self._limits.backoff_first_s, self._random())
         entry.retry_s = now_s + wait_s
         entry.patience_s = entry.retry_s + self._limits.queue_timeout_s
@@ -197,14 +234,21 @@ class Recovery:
         """No worker took it within its patience."""
         model = entry.admission.model
         waited_s = now_s - entry.admission.received_s
-        error: WeirError
-        if self._fleet.serving(model):
-            retry_s = self._gate.retry_after_s(entry.admission, self._placing.queue_of(model), now_s)
-            error = ResourceExhausted(f"no room on any worker for {waited_s:.1f} s {entry.last_error}", retry_s)
-        else:
-            error = Unavailable(f"no worker for model {model!r} within {waited_s:.1f} s {entry.last_error}")
+        story = f": {entry.story}" if entry.story else ""
         untouched = entry.attempt == 0
-        self.refusals["no_worker"] += untouched
+        reason = "no_worker"
+        error: WeirError
+        if untouched and not self._fleet.could_decode(model, entry.demand):
+            reason = "too_large"
+            error = too_large(entry, self._fleet.token_limit(model))
+        elif self._fleet.able(model, entry.demand):
+            retry_s = self._gate.retry_after_s(entry.admission, self._placing.queue_of(model), now_s)
+            error = ResourceExhausted(f"no room on any worker for {waited_s:.1f} s{story}", retry_s)
+        elif self._fleet.serving(model):
+            error = Unavailable(f"no worker that can hold it within {waited_s:.1f} s{story}")
+        else:
+            error = Unavailable(f"no worker for model {model!r} within {waited_s:.1f} s{story}")
+        self.refusals[reason] += untouched
         self.fail(entry, now_s, error, RequestState.REJECTED if untouched else RequestState.FAILED)
 
     def finish(

@@ -8,6 +8,7 @@ same, slightly old view from all running after the same worker.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -95,5 +96,25 @@ class Roster(list["WorkerView"]):
         self.members = {view.key: view for view in self}
         self.readable = frozenset(view.info.fingerprint for view in self.decodes.views)
         """Fingerprints of KV that some decode worker can read."""
-        self.kinds = {(view.info.fingerprint, view.info.block_size) for view in self}
+        self.kinds = list(dict.fromkeys((view.info.fingerprint, view.info.block_size) for view in self))
         """What prompts must be hashed for."""
+        self._prompt_limits = sorted({view.info.prompt_tokens for view in self})
+        self._request_limits = sorted({view.info.request_tokens for view in self})
+        self._holding: dict[tuple[int, int], Roster] = {}
+
+    @property
+    def decodes_any(self) -> bool:
+        """Whether somebody decodes."""
+        return bool(self.decodes.views or self.mixed.views)
+
+    def holding(self, prompt_tokens: int, max_tokens: int) -> Roster:
+        """Those that could hold such a request, not followed; itself when all could. Kept, by what is alike."""
+        tokens = prompt_tokens + max_tokens
+        size = (bisect_left(self._prompt_limits, prompt_tokens), bisect_left(self._request_limits, tokens))
+        if size == (0, 0):
+            return self
+        found = self._holding.get(size)
+        if found is None:
+            found = Roster(view for view in self if view.info.holds(prompt_tokens, max_tokens))
+            self._holding[size] = found
+        return found

@@ -102,6 +102,10 @@ def _check_logit_bias(params: SamplingParams, vocab_size: int) -> None:
         _between(f"logit_bias[{token}]", bias, -100.0, 100.0)
 
 
+LENGTH = "prompt + max_tokens"
+"""The field that is named when a request is too long: for a model, or for the memory of one worker."""
+
+
 def check_prompt(token_ids: list[int] | tuple[int, ...], *, max_tokens: int, vocab_size: int, context: int) -> None:
     """Raise InvalidArgument when the prompt is empty, holds foreign ids, or cannot fit the context."""
     if not token_ids:
@@ -112,7 +116,7 @@ def check_prompt(token_ids: list[int] | tuple[int, ...], *, max_tokens: int, voc
     total = len(token_ids) + max_tokens
     if total > context:
         raise InvalidArgument(
-            "prompt + max_tokens",
+            LENGTH,
             total,
             f"{len(token_ids)} prompt tokens + {max_tokens} max_tokens exceed the context of {context}",
         )

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from weir.engine.batch import Batch
 from weir.engine.request import EngineRequest, Mode
+from weir.engine.sampling import LENGTH
 from weir.engine.sequence import Sequence, SequenceState, max_kv_tokens
 from weir.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from weir.ids import RequestKey
@@ -137,7 +138,7 @@ class Scheduler:
         needed = -(-tokens // self.block_size)
         if needed > self.blocks.num_blocks:
             raise InvalidArgument(
-                "prompt + max_tokens",
+                LENGTH,
                 tokens,
                 f"needs {needed} KV blocks of {self.block_size} tokens; the pool has {self.blocks.num_blocks}",
             )

@@ -250,6 +250,7 @@ class Fluid:
         view = self.fleet.put(
             info(
                 worker.key, worker.role, profile=self.profile, block_size=BLOCK, num_blocks=BLOCKS,
+                context_tokens=BLOCK * BLOCKS,
                 kv_bytes_per_token=KV_BYTES,
             )
         )  # fmt: skip

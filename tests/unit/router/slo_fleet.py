@@ -52,7 +52,13 @@ class Desk:
                 self.add(f"{letter}{number}", role)
 
     def add(self, name: str, role: Role, **changes: Any) -> WorkerView:
-        given = {"block_size": BLOCK, "num_blocks": 10_000, "profile": PROFILE, "kv_bytes_per_token": 20_000.0}
+        given = {
+            "block_size": BLOCK,
+            "num_blocks": 10_000,
+            "context_tokens": 160_000,
+            "profile": PROFILE,
+            "kv_bytes_per_token": 20_000.0,
+        }
         view = self.fleet.put(info(key(name), role, **{**given, **changes}))
         view.connected = True
         view.heard_s = self.now_s
