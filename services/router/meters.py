@@ -103,8 +103,10 @@ class Meters:
         openings: dict[WorkerKey, int] = {}
         for view in fleet:
             states[view.breaker.state(now_s)] += 1
-            openings[view.key] = view.breaker.opened
-            self.metrics.breaker_openings.inc(view.breaker.opened - self._openings.get(view.key, 0))
+            opened = openings[view.key] = view.breaker.opened
+            seen = self._openings.get(view.key, 0)
+            # A worker that was gone and is listed again has a new breaker, which counts from 0.
+            self.metrics.breaker_openings.inc(opened - seen if opened >= seen else opened)
         self._openings = openings
         for state in BREAKER_STATES:
             self.metrics.breakers.labels(state).set(states[state])

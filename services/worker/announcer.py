@@ -53,6 +53,7 @@ class Announcer:
         self._load_report_s = load_report_s
         self._on_report = on_report
         self._load_changed = asyncio.Event()
+        self._record_changed = asyncio.Event()
         self._numbers: dict[str, SequenceCounter] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._sending: set[asyncio.Task[None]] = set()
@@ -109,6 +110,10 @@ class Announcer:
         except Unavailable as error:
             _log.warning("registry: %s", error)
 
+    def record_changed(self) -> None:
+        """Publish the record now and not with the next heartbeat, unless the worker has left already."""
+        self._record_changed.set()
+
     def load_changed(self) -> None:
         """A step was made: report within the interval."""
         self._load_changed.set()
@@ -145,7 +150,10 @@ class Announcer:
 
     async def _keep_registered(self) -> None:
         while True:
-            await asyncio.sleep(self._heartbeat_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat_s):
+                    await self._record_changed.wait()
+            self._record_changed.clear()
             await self.publish_record()
 
     async def _report_loads(self) -> None:

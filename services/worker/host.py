@@ -422,6 +422,7 @@ class WorkerHost:
         self.gate.fault = error
         self.prefill.engine_lost(error)
         self.decode.engine_lost(error)
+        self.announcer.record_changed()
         self._on_fault(error)
 
     def _idle_check(self) -> None:

@@ -54,7 +54,7 @@ class RoleGate:
 
     def _check(self, now: bool, then: bool, what: str) -> None:
         if self.fault is not None:
-            raise self.fault
+            raise Unavailable(f"worker {self._worker_id} has no engine any more: {self.fault}")
         if self.stopping:
             raise Unavailable(f"worker {self._worker_id} is stopping")
         if not now:

@@ -269,6 +269,20 @@ def test_a_void_read_is_counted_by_length_and_transport() -> None:
     assert found["vllm:nixl_xfer_time_seconds_sum{model_name=m}"] == 0.004
 
 
+def test_a_worker_that_is_listed_again_has_its_breaker_counted_from_anew() -> None:
+    fleet, key = Fleet(), WorkerKey("w", 1)
+    info = WorkerInfo(key, Role.DECODE, 0, "a:1", False, "m", b"f", 16, 8, 128)
+    book: Any = SimpleNamespace(entries=list, ended={}, decisions={}, retries={}, refusals={})
+    meters = Meters(RouterMetrics())
+    for failures, openings in ((3, 1), (0, 1), (3, 2)):
+        breaker = fleet.put(info).breaker
+        for _ in range(failures):
+            breaker.failed(10.0)
+        meters.refresh(book, fleet, 1, 10.5)
+        assert samples(meters.metrics)["weir_breaker_openings_total{}"] == openings
+        fleet.remove(key)
+
+
 def test_breakers_retries_and_refusals_come_from_their_owners() -> None:
     fleet = Fleet()
     keys = [WorkerKey(f"w{number}", 1) for number in range(2)]

@@ -1,7 +1,7 @@
 """What a worker says on the bus, and what it makes of what it hears."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -9,6 +9,7 @@ from weir.clock import SystemClock
 from weir.events import subjects
 from weir.events.bus import Event
 from weir.events.memory import MemoryBus, MemoryRegistry, MemoryServer
+from weir.events.registry import ChangeKind, RegistryChange
 from weir.ids import RequestKey, WorkerKey
 from weir.kvcache.blocks import KvChanges
 from weir.rpc.v1 import common_pb2, events_pb2
@@ -28,7 +29,9 @@ class Heard:
 
 
 @asynccontextmanager
-async def announcing(server: MemoryServer, load_report_s: float = 0.01) -> AsyncIterator[tuple[Announcer, Heard]]:
+async def announcing(
+    server: MemoryServer, load_report_s: float = 0.01, record: Callable[[], events_pb2.WorkerRecord] = record
+) -> AsyncIterator[tuple[Announcer, Heard]]:
     clock, heard = SystemClock(), Heard()
     bus, registry = MemoryBus(server), MemoryRegistry(server, clock)
     announcer = Announcer(
@@ -56,6 +59,21 @@ async def announcing(server: MemoryServer, load_report_s: float = 0.01) -> Async
 
 async def next_event(heard: Heard) -> Event:
     return await asyncio.wait_for(heard.events.get(), 5)
+
+
+async def test_a_changed_record_does_not_wait_for_the_heartbeat() -> None:
+    server, mine = MemoryServer(), record()
+    async with announcing(server, record=lambda: mine) as (announcer, _):
+        changes: asyncio.Queue[RegistryChange] = asyncio.Queue()
+        await MemoryRegistry(server, SystemClock()).watch(changes.put_nowait)
+        while not changes.empty():
+            changes.get_nowait()
+        mine.draining = True
+        announcer.record_changed()
+        change = await asyncio.wait_for(changes.get(), 5)  # the heartbeat would take 30 s
+        assert (change.kind, change.worker_id) == (ChangeKind.PUT, "w")
+        assert change.record is not None
+        assert change.record.draining
 
 
 async def test_load_is_reported_after_changes_at_most_once_per_interval() -> None:

@@ -54,3 +54,7 @@ def test_a_fault_is_told_to_everybody() -> None:
     gate.fault = InternalError("gone")
     assert taken(gate) == (False, False)
     assert gate.draining
+    for check in (gate.check_prefills, gate.check_decodes):
+        # A refusal that moves the request, and does not count as one of its failures.
+        with pytest.raises(Unavailable, match="worker w has no engine any more: gone"):
+            check()
