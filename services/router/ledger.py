@@ -140,6 +140,13 @@ class Ledger:
             self.unlink_decode(entry)
         entry.read_until_s = NEVER_S
 
+    def drop_decode(self, entry: Entry, reason: str) -> None:
+        """Cancel what D has of this attempt; the prefill leg stays."""
+        assert entry.decode is not None
+        self.commands.append(SendCancel(entry.decode, False, entry.request_id, entry.attempt, reason))
+        self.unlink_decode(entry)
+        entry.read_until_s = NEVER_S
+
     def release(self, entry: Entry) -> None:
         """Tell P that the KV is needed no more, if it has announced any. It may still owe the first token."""
         assert entry.prefill is not None

@@ -571,7 +571,8 @@ class ReadThread:
         except InternalError as error:
             raise _ReaderLost(str(error)) from error
         self._free_slots = list(range(MAX_ACTIVE_READS))
-        for read in ended:
+        # The late one first: a sequence reports the first of its void reads, and is to report why.
+        for read in sorted(ended, key=lambda read: read is not late):
             reason = VoidReason.TIMEOUT if read is late else VoidReason.TRANSPORT
             read.settle(KvReadVoid(reason.value, why))
         self._resets += 1

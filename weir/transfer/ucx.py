@@ -19,6 +19,9 @@ from weir.errors import InternalError, TransferUnavailable
 UNRESOLVED = "ucx (unresolved)"
 # How long UCX's progress thread sleeps when no event wakes it; NIXL rounds up to whole milliseconds.
 _PROGRESS_INTERVAL_US = 10_000
+# UCX's own default connects with a blocking call, under a lock: a peer whose packets are dropped would stop all reads,
+# those from other peers too, for as long as TCP tries (two minutes).
+_TCP_CONNECTS_WITHOUT_BLOCKING = (b"UCX_TCP_CONN_NB", b"y")
 _READ_TITLE = "remote memory read by ucp_get"
 _ROW = re.compile(r"\|\s*(\d+)(?:\.\.(\d+|inf))?\s*\|([^|]*)\|([^|]*)\|")
 
@@ -28,6 +31,8 @@ log = logging.getLogger(__name__)
 def start_agent(name: str) -> Any:
     """A ``nixl_agent`` called ``name`` with the UCX back end. Raises TransferUnavailable with the reason."""
     _UcxLog.prepare()
+    # For UCX alone, and not over what the operator has set.
+    ctypes.CDLL(None).setenv(*_TCP_CONNECTS_WITHOUT_BLOCKING, 0)
     try:
         from nixl import _api as api
     except Exception as error:

@@ -1,0 +1,57 @@
+"""The way between a P and a D is slow or dead while both are well: another D, then another P."""
+
+from __future__ import annotations
+
+from tests.unit.router.stage import D1, D2, P1, P2, Stage
+
+
+def transferring(stage: Stage) -> Stage:
+    """D1 reads, token 10 is sent."""
+    stage.admit()
+    stage.sent()
+    stage.ticket(P1, "t1", final=True)
+    stage.first(P1, 10)
+    stage.sent()
+    return stage
+
+
+def test_a_read_that_took_too_long_is_made_by_another_decode_worker() -> None:
+    stage = transferring(Stage(P1, D1, D2))
+    stage.read(D1, "timeout")
+    assert stage.names() == [
+        "Cancel decode-1 1", "BeginDecode decode-2 1", "KvReady decode-2 t1", "FirstToken decode-2 first 10",
+    ]  # fmt: skip
+    stage.read(D2)
+    assert stage.names() == ["Release prefill-1 1"]
+    stage.tokens(D1, (99,), index=1)
+    stage.tokens(D2, (11,), index=1)
+    assert stage.emitted == [10, 11]
+    assert stage.book.retries == {"rebind": 1}
+
+
+def test_when_another_one_cannot_read_either_another_worker_prefills() -> None:
+    stage = transferring(Stage(P1, P2, D1, D2))
+    stage.read(D1, "timeout")
+    stage.sent()
+    stage.read(D2, "timeout")
+    assert stage.names() == ["Cancel prefill-1 1", "Cancel decode-2 1"]
+    stage.advance(0.02)
+    assert stage.names()[0] == "BeginPrefill prefill-2 2"
+    assert stage.book.retries == {"rebind": 1, "read_void": 1}
+
+
+def test_the_only_decode_worker_reads_again() -> None:
+    stage = transferring(Stage(P1, P2, D1))
+    stage.read(D1, "timeout")
+    assert stage.names() == ["KvReady decode-1 t1"]
+    stage.read(D1, "timeout")
+    assert stage.names() == ["Cancel prefill-1 1", "Cancel decode-1 1"]
+    stage.advance(0.02)
+    assert stage.names() == ["BeginPrefill prefill-2 2", "BeginDecode decode-1 2"]
+
+
+def test_a_read_that_was_broken_off_is_made_again_where_it_was() -> None:
+    """Another read's end breaks off those beside it: that says nothing about the worker."""
+    stage = transferring(Stage(P1, D1, D2))
+    stage.read(D1, "transport")
+    assert stage.names() == ["KvReady decode-1 t1"]
