@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 440, 260
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 28, 58
+LEFT, RIGHT, TOP, BOTTOM = 52, 26, 28, 58
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b")
-TICKS = 5
+MOST_TICKS = 6
+ROUND = (1.0, 2.0, 5.0)
 MAX_POINTS = 400
 
 
@@ -71,12 +72,30 @@ class _Axis:
         return self.start + (self.end - self.start) * ((value - self.low) / span if span else 0.5)
 
     def ticks(self) -> list[float]:
-        return [self.low + (self.high - self.low) * i / (TICKS - 1) for i in range(TICKS)]
+        """Multiples of 1, 2 or 5 times a power of ten."""
+        span = self.high - self.low
+        if not span:
+            return [self.low]
+        least = span / MOST_TICKS
+        unit = 10.0 ** math.floor(math.log10(least))
+        step = next(factor * unit for factor in (*ROUND, 10.0) if factor * unit >= least)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [place * step for place in range(first, last + 1)]
+
+    def log_ticks(self) -> list[float]:
+        """Logarithms of 1, 2 and 5 times powers of ten, of the powers alone where there are many; two at least."""
+        decades = range(math.floor(self.low), math.ceil(self.high) + 1)
+        for factors in (ROUND, ROUND[:1]):
+            marks = [decade + math.log10(factor) for decade in decades for factor in factors]
+            shown = [mark for mark in marks if self.low <= mark <= self.high]
+            if len(shown) <= MOST_TICKS:
+                break
+        return shown if len(shown) > 1 else [self.low, self.high]
 
 
 def _grid(x_axis: _Axis, y_axis: _Axis, log_x: bool) -> str:
     parts = []
-    for value in x_axis.ticks():
+    for value in x_axis.log_ticks() if log_x else x_axis.ticks():
         x, text = x_axis.at(value), _short(10**value if log_x else value)
         parts.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{HEIGHT - BOTTOM}" class="grid"/>')
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 13}" text-anchor="middle">{text}</text>')

@@ -168,7 +168,12 @@ def matrix(
     rate_scale: Annotated[
         list[float] | None, Flag(help="Times the rates of the scenarios; several give a curve")
     ] = None,
-    goodput: Annotated[list[str] | None, Flag(help="Objectives, all to be met")] = None,
+    goodput: Annotated[
+        list[str] | None, Flag(help="ttft:MS tpot:MS e2el:MS, all to be met; default: those of each scenario")
+    ] = None,
+    link_mbit: Annotated[
+        float, Flag(min=0, help="network-degradation: the KV's link, 10^6 bits/s; 0: the scenario's")
+    ] = 0.0,
     seed: Annotated[int, Flag(min=0)] = 0,
     external: Externals = None,
     external_model: ExternalModel = "",
@@ -184,7 +189,8 @@ def matrix(
         scenarios=tuple(scenario or ()),
         seconds=seconds,
         rate_scales=tuple(rate_scale or (1.0,)),
-        goodput=tuple(goodput or ("ttft:2000", "tpot:100")),
+        goodput=tuple(goodput or ()),
+        link_mbit=link_mbit,
         seed=seed,
         out=out,
         externals=tuple(parse_external(text, external_model) for text in external or ()),

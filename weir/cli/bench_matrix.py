@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from weir.bench.cancels import WorkerPolls
+from weir.bench.checklist import LinkFigures, checklist
 from weir.bench.goodput import Slo, parse_goodput
 from weir.bench.load import LoadResult, run_load
 from weir.bench.metrics import latencies_ms, summarise
@@ -23,20 +25,27 @@ from weir.bench.plan import LoadPlan, Prompt, Target
 from weir.bench.report import render_report
 from weir.bench.scenarios import Scenario, choose_scenarios, judge_split, make_traffic
 from weir.bench.synthetic import Vocabulary
+from weir.cli.bench_handover import one_request
 from weir.cli.bench_layouts import AGGREGATED, SPLIT, External, Layout, LoadPoint, sampled
+from weir.cli.bench_link import LimitedLink, LinkedCluster, link_obstacle
 from weir.cli.cluster import Cluster
+from weir.client import AsyncClient
 from weir.clock import Clock, SystemClock
-from weir.errors import InvalidArgument
+from weir.errors import FailedPrecondition, InvalidArgument
 from weir.lifecycle import Role
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 REQUEST_TIMEOUT_S = 120.0
 WARMUPS = 2
+PROBE_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixOptions:
-    """What to run and where to write ``report.json`` and ``report.html``."""
+    """What to run and where to write ``report.json`` and ``report.html``.
+
+    ``scenarios`` empty: all; ``goodput`` empty and ``link_mbit`` 0: as each scenario says.
+    """
 
     model_dir: Path
     scenarios: tuple[str, ...]
@@ -46,23 +55,29 @@ class MatrixOptions:
     seed: int
     out: Path
     externals: tuple[External, ...] = ()
+    link_mbit: float = 0.0
 
 
 class MatrixRunner:
-    """Runs all scenarios on one layout after another; ``runs`` collects what the report shows."""
+    """Runs all scenarios on one layout after another; ``runs`` collects what the report shows.
 
-    def __init__(self, console: Console, options: MatrixOptions, clock: Clock) -> None:
-        slo = parse_goodput(options.goodput)
-        if slo is None:
-            raise InvalidArgument("--goodput", options.goodput, "a comparison needs objectives")
+    ``obstacle`` says why no link can be limited here. A scenario that was asked for by name is refused then (raises
+    FailedPrecondition); else it is left out, and the report says so.
+    """
+
+    def __init__(self, console: Console, options: MatrixOptions, clock: Clock, obstacle: str = "") -> None:
         if not all(scale > 0 for scale in options.rate_scales):
             raise InvalidArgument("--rate-scale", options.rate_scales, "must be > 0")
+        parse_goodput(options.goodput)
         self._console = console
         self._options = options
         self._clock = clock
         self._load_before = os.getloadavg()[0]
-        self._slo: Slo = slo
-        self._scenarios = choose_scenarios(options.scenarios)
+        chosen = [_with_link(scenario, options.link_mbit) for scenario in choose_scenarios(options.scenarios)]
+        self._left_out = {s.name: obstacle for s in chosen if s.link_mbit and obstacle and not options.externals}
+        for name in set(self._left_out) & set(options.scenarios):
+            raise FailedPrecondition(f"scenario {name}: {obstacle}")
+        self._scenarios = [scenario for scenario in chosen if scenario.name not in self._left_out]
         self.runs: dict[str, list[dict[str, Any]]] = {scenario.name: [] for scenario in self._scenarios}
 
     async def run(self) -> dict[str, Any]:
@@ -71,12 +86,32 @@ class MatrixRunner:
             return await self._extended()
         for layout in (SPLIT, AGGREGATED):
             self._console.print(f"[bold]{layout.name}[/]")
-            with tempfile.TemporaryDirectory(prefix="weir-bench-") as scratch:
-                async with Cluster(layout.spec(self._options.model_dir, Path(scratch))) as cluster:
-                    for scenario in self._scenarios:
-                        for scale in self._options.rate_scales:
-                            self.runs[scenario.name].append(await self._one(cluster, layout, scenario, scale))
+            plain = [scenario for scenario in self._scenarios if not scenario.link_mbit]
+            if plain:
+                await self._on_this_machine(layout, plain)
+            for scenario in self._scenarios:
+                if scenario.link_mbit:
+                    await self._over_link(layout, scenario)
         return self._report()
+
+    async def _on_this_machine(self, layout: Layout, scenarios: list[Scenario]) -> None:
+        with tempfile.TemporaryDirectory(prefix="weir-bench-") as scratch:
+            async with Cluster(layout.spec(self._options.model_dir, Path(scratch))) as cluster:
+                for scenario in scenarios:
+                    await self._all_rates(cluster, layout, scenario, None)
+
+    async def _over_link(self, layout: Layout, scenario: Scenario) -> None:
+        with tempfile.TemporaryDirectory(prefix="weir-bench-") as scratch, LimitedLink(scenario.link_mbit) as link:
+            stream_mb_s = await link.measure_mb_s(self._clock)
+            async with LinkedCluster(layout.spec(self._options.model_dir, Path(scratch)), link=link) as cluster:
+                figures = await _link_figures(cluster, link, stream_mb_s, self._options.seed)
+                self._console.print(f"  {link_line(figures)}", highlight=False)
+                await self._all_rates(cluster, layout, scenario, figures)
+
+    async def _all_rates(self, cluster: Cluster, layout: Layout, scenario: Scenario, link: LinkFigures | None) -> None:
+        for scale in self._options.rate_scales:
+            run = await self._one(cluster, layout, scenario, scale)
+            self.runs[scenario.name].append(run | {"link": dataclasses.asdict(link) if link else None})
 
     async def _extended(self) -> dict[str, Any]:
         """The report that is there, with runs of running systems added. They lose no worker and show no queues."""
@@ -91,7 +126,8 @@ class MatrixRunner:
         for external in self._options.externals:
             self._console.print(f"[bold]{external.name}[/]")
             for scenario in self._scenarios:
-                if scenario.kill_at is not None or scenario.name not in entries:
+                # Nobody kills the worker or limits the link of a system that is not ours.
+                if scenario.kill_at is not None or scenario.link_mbit or scenario.name not in entries:
                     continue
                 for scale in self._options.rate_scales:
                     plan = self._plan(external.target, scenario, scale)
@@ -122,7 +158,8 @@ class MatrixRunner:
     def _run(
         self, name: str, scenario: Scenario, scale: float, plan: LoadPlan, result: LoadResult, points: list[LoadPoint]
     ) -> dict[str, Any]:
-        figures = summarise(result.records, result.duration_s, slo=self._slo, percentiles=PERCENTILES)
+        slo = self._slo(scenario)
+        figures = summarise(result.records, result.duration_s, slo=slo, percentiles=PERCENTILES)
         figures["generator"] = {**dataclasses.asdict(result.health), "verdict": result.health.verdict}
         self._console.print(
             f"  {scenario.name} × {scale:g}: {figures['completed']} completed, {figures['failed']} failed, "
@@ -154,18 +191,31 @@ class MatrixRunner:
         await losing
         return result
 
+    def _objectives(self, scenario: Scenario) -> tuple[str, ...]:
+        return self._options.goodput or scenario.objectives
+
+    def _slo(self, scenario: Scenario) -> Slo:
+        slo = parse_goodput(self._objectives(scenario))
+        assert slo is not None, scenario.name
+        return slo
+
     def _report(self) -> dict[str, Any]:
         scenarios = []
         for scenario in self._scenarios:
             runs = self.runs[scenario.name]
-            split, mixed = (next(r["figures"] for r in runs if r["layout"] == x.name) for x in (SPLIT, AGGREGATED))
+            split, mixed = (next(r for r in runs if r["layout"] == x.name) for x in (SPLIT, AGGREGATED))
+            link = LinkFigures(**split["link"]) if split["link"] else None
+            figures = split["figures"], mixed["figures"]
             scenarios.append(
                 {
                     "name": scenario.name,
                     "flows": [dataclasses.asdict(flow) for flow in scenario.flows],
+                    "objectives": list(self._objectives(scenario)),
                     "kill_at": scenario.kill_at,
+                    "link": link_line(link) if link else "",
                     "runs": runs,
-                    "verdict": dataclasses.asdict(judge_split(scenario, split, mixed)),
+                    "verdict": dataclasses.asdict(judge_split(scenario, *figures)),
+                    "checklist": [dataclasses.asdict(f) for f in checklist(self._slo(scenario), *figures, link)],
                 }
             )
         setup = {
@@ -175,13 +225,46 @@ class MatrixRunner:
             **self._conditions(),
             "load average before": f"{self._load_before:.2f}",
         }
-        return {"title": "Weir: prefill and decode apart, or together?", "setup": setup, "scenarios": scenarios}
+        return {
+            "title": "Weir: prefill and decode apart, or together?",
+            "setup": setup,
+            "scenarios": scenarios,
+            "left_out": self._left_out,
+        }
 
     def _conditions(self) -> dict[str, Any]:
         """What runs in one report must have in common."""
         options = self._options
-        objectives = ", ".join(options.goodput) + " ms"
+        objectives = ", ".join(options.goodput) + " ms" if options.goodput else "those of each scenario"
         return {"arrivals in each run, s": options.seconds, "objectives": objectives, "seed": options.seed}
+
+
+def _with_link(scenario: Scenario, mbit: float) -> Scenario:
+    """Its link limited to ``mbit`` instead, if it is limited at all."""
+    return dataclasses.replace(scenario, link_mbit=mbit) if mbit and scenario.link_mbit else scenario
+
+
+async def _link_figures(cluster: Cluster, link: LimitedLink, stream_mb_s: float, seed: int) -> LinkFigures:
+    """Of one prompt of ``PROBE_TOKENS``, alone: the KV read, and the KV over the time that its prefill took."""
+    random = np.random.default_rng([seed, 1])
+    async with AsyncClient(cluster.router_address) as client:
+        sample = await one_request(client, list(Vocabulary().draw(PROBE_TOKENS, random)))
+    limit_mb_s = link.mbit / 8
+    if not sample.kv_bytes:
+        return LinkFigures(limit_mb_s, stream_mb_s)
+    read_mb_s, made_mb_s = (sample.kv_bytes / 1e3 / ms for ms in (sample.kv_busy_ms, sample.ttft_ms))
+    return LinkFigures(limit_mb_s, stream_mb_s, read_mb_s, made_mb_s, sample.transport)
+
+
+def link_line(figures: LinkFigures) -> str:
+    """The limit and what was measured, in words."""
+    line = f"link limited to {figures.limit_mb_s:,.1f} MB/s: a TCP stream measured {figures.stream_mb_s:,.1f} MB/s"
+    if not figures.transport:
+        return f"{line}; no KV was read"
+    return (
+        f"{line}, a KV read by {figures.transport} {figures.read_mb_s:,.1f} MB/s, "
+        f"while prefill alone makes {figures.made_mb_s:,.1f} MB/s"
+    )
 
 
 def _shifted(point: LoadPoint, start_s: float) -> LoadPoint:
@@ -210,10 +293,12 @@ def _processor() -> str:
 
 async def run_bench_matrix(console: Console, options: MatrixOptions) -> dict[str, Any]:
     """Run, print verdicts, write both files."""
-    report = await MatrixRunner(console, options, SystemClock()).run()
+    report = await MatrixRunner(console, options, SystemClock(), link_obstacle()).run()
     table = Table("scenario", "split beside aggregated", title="verdict", title_justify="left")
     for scenario in report["scenarios"]:
         table.add_row(scenario["name"], scenario["verdict"]["text"])
+    for name, why in report.get("left_out", {}).items():
+        table.add_row(name, f"[yellow]not run:[/] {why}")
     console.print(table)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "report.json").write_text(json.dumps(report), encoding="utf-8")

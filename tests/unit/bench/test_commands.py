@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from weir.bench.cancels import CancelSample
+from weir.bench.checklist import LinkFigures
 from weir.bench.plan import Target
 from weir.cli import bench_serve
 from weir.cli.bench_cancel import cancel_figures
 from weir.cli.bench_layouts import External, parse_external
+from weir.cli.bench_matrix import MatrixOptions, MatrixRunner, link_line
 from weir.cli.bench_serve import DatasetOptions, ServeOptions, load_dataset, make_plan
 from weir.cli.main import app
-from weir.errors import InvalidArgument
+from weir.clock import ManualClock
+from weir.errors import FailedPrecondition, InvalidArgument
 
 VLLM_LINE = (
     "bench serve --backend openai --base-url http://127.0.0.1:8100 --model m --dataset-name random"
@@ -79,6 +84,29 @@ def test_running_systems() -> None:
     for wrong in ("vLLM", "x=http://a", "x=openai:", "=openai:http://a"):
         with pytest.raises(InvalidArgument, match="--external"):
             parse_external(wrong, "m")
+
+
+def matrix(scenarios: tuple[str, ...], obstacle: str, goodput: tuple[str, ...] = ()) -> MatrixRunner:
+    options = MatrixOptions(Path("m"), scenarios, 1.0, (1.0,), goodput, 0, Path("out"))
+    return MatrixRunner(Console(quiet=True), options, ManualClock(), obstacle)
+
+
+def test_a_link_that_cannot_be_limited_is_refused_by_name_and_else_left_out() -> None:
+    with pytest.raises(FailedPrecondition, match="scenario network-degradation: needs root"):
+        matrix(("steady", "network-degradation"), "needs root")
+    assert "network-degradation" in matrix((), "").runs
+    assert list(matrix((), "needs root").runs) == ["steady", "burst", "long-prompt", "decode-heavy", "worker-loss"]
+    with pytest.raises(InvalidArgument, match="--goodput"):
+        matrix((), "", ("ttft:soon",))
+
+
+def test_what_was_measured_of_a_link_in_words() -> None:
+    assert link_line(LinkFigures(12.5, 12.04)) == (
+        "link limited to 12.5 MB/s: a TCP stream measured 12.0 MB/s; no KV was read"
+    )
+    assert link_line(LinkFigures(12.5, 12.04, 11.96, 36.9, "ucx:tcp")).endswith(
+        "a KV read by ucx:tcp 12.0 MB/s, while prefill alone makes 36.9 MB/s"
+    )
 
 
 def test_cancels_are_grouped_by_phase_and_way() -> None:
