@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.balance.profile import Profile
 from weir.ids import WorkerKey
@@ -68,8 +68,7 @@ class WorkerInfo:
         return prompt_tokens <= self.prompt_tokens and prompt_tokens + max_tokens <= self.request_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """A load report, newest by ``sequence``. ``free_blocks`` counts cached ones, which can be evicted."""
 
     sequence: int
@@ -231,7 +230,7 @@ class WorkerView:
         """Count work sent until a report can contain it, or until it is over (``settle``)."""
         if len(self._noted) >= MAX_NOTED:
             self.settle(next(iter(self._noted)))
-        self.settle(request_id)
+        self._take_back(request_id)
         self._noted[request_id] = (now_s, tokens, decodes, blocks)
         self._tokens_noted += tokens
         self._decodes_noted += decodes
@@ -240,13 +239,18 @@ class WorkerView:
 
     def settle(self, request_id: str) -> None:
         """The work sent for this request is done, or will not be done."""
-        noted = self._noted.pop(request_id, None)
-        if noted is not None:
-            _, tokens, decodes, blocks = noted
-            self._tokens_noted -= tokens
-            self._decodes_noted -= decodes
-            self._blocks_noted -= blocks
+        if self._take_back(request_id):
             self.touch()
+
+    def _take_back(self, request_id: str) -> bool:
+        noted = self._noted.pop(request_id, None)
+        if noted is None:
+            return False
+        _, tokens, decodes, blocks = noted
+        self._tokens_noted -= tokens
+        self._decodes_noted -= decodes
+        self._blocks_noted -= blocks
+        return True
 
     def take_report(self, load: Load, now_s: float) -> bool:
         """Take a report unless a newer one is known; whether it was taken."""
@@ -256,7 +260,7 @@ class WorkerView:
         self.load = load
         self.load_s = self.heard_s = now_s
         for request_id in self._contained(now_s - REPORT_LAG_S):
-            self.settle(request_id)
+            self._take_back(request_id)
         self.touch()
         return True
 
@@ -272,8 +276,17 @@ class WorkerView:
 
     def touch(self) -> None:
         """Its load is another one now."""
-        self.version += 1
         self._add_up()
+        self._move()
+
+    def use(self, number: int) -> None:
+        """It was given work, as the dispatch of this number in the fleet."""
+        self.last_used = number
+        self._move()
+
+    def _move(self) -> None:
+        """Its place among its group is another one now."""
+        self.version += 1
         if self.group is not None:
             self.group.touch(self)
 
@@ -413,7 +426,7 @@ class Fleet:
     def able(self, model: str, demand: Demand) -> Roster:
         """As ``serving``, without those that could never hold ``demand``; the same object for what is alike."""
         able = self.serving(model).holding(demand.prompt_tokens, demand.max_tokens)
-        if not demand.too_small.isdisjoint(able.members):
+        if demand.too_small and not demand.too_small.isdisjoint(able.members):
             return Roster(view for view in able if view.key not in demand.too_small)
         return able
 
@@ -467,5 +480,4 @@ class Fleet:
     def used(self, view: WorkerView) -> None:
         """Note that ``view`` was given work now."""
         self._uses += 1
-        view.last_used = self._uses
-        view.touch()
+        view.use(self._uses)

@@ -45,10 +45,14 @@ class OutputLengths:
     def learn(self, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
         """An answer of ``output_tokens`` ended."""
         bucket = prompt_tokens.bit_length()
-        for key in {(tenant, bucket), (_ALL, bucket), (_ALL, -1)}:
-            history = self._histories.pop(key, None) or _History()
+        histories = self._histories
+        for key in dict.fromkeys(((tenant, bucket), (_ALL, bucket), (_ALL, -1))):
+            history = histories.get(key)
+            if history is None:
+                history = histories[key] = _History()
+            else:
+                histories.move_to_end(key)
             history.add(output_tokens)
-            self._histories[key] = history
         while len(self._histories) > MAX_KEYS:
             self._histories.popitem(last=False)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from weir.ids import WorkerKey
-from weir.lifecycle import Role
 from weir.services.router.fleet import WorkerView
 from weir.services.router.prefixes import PromptKeys
+from weir.services.router.roster import Roster
 
 PREFILL_TOKENS_PER_SEQUENCE = 64
 """How many pending prefill tokens weigh like one more sequence in a mixed worker's batch."""
@@ -92,52 +92,54 @@ class LeastLoaded:
     """
 
     def choose(self, workers: Sequence[WorkerView], demand: Demand, now_s: float) -> Choice | None:
-        candidates = without(workers, demand.avoid)
-        source = self._prefill(candidates, now_s)
-        mixed = self._local(candidates, demand, now_s, Role.MIXED)
+        roster = _roster(workers, demand)
+        source = self._prefill(roster, now_s)
+        mixed = self._local(roster.mixed.views, demand, now_s)
         if source is not None and (mixed is None or not _less_busy(mixed, source)):
-            decode = self.choose_decode(candidates, source, demand, now_s)
-            return Choice(source, decode, "least loaded pair")
+            return Choice(source, self._decode(roster, source, demand, now_s), "least loaded pair")
         if mixed is not None:
             return Choice(None, mixed, "mixed worker")
-        if any(view.info.role is Role.PREFILL for view in candidates):
+        if roster.prefills.views:
             return None
-        alone = self._local(candidates, demand, now_s, Role.DECODE)
+        alone = self._local(roster.decodes.views, demand, now_s)
         return None if alone is None else Choice(None, alone, "no prefill worker")
 
     def choose_decode(
         self, workers: Sequence[WorkerView], source: WorkerView, demand: Demand, now_s: float
     ) -> WorkerView | None:
-        # When roles have changed and no decode worker is left, a mixed one takes what was prefilled for one.
-        role = Role.DECODE if any(view.info.role is Role.DECODE for view in workers) else Role.MIXED
-        able = [
-            view
-            for view in without(workers, demand.avoid)
-            if view.info.role is role
-            and view.info.fingerprint == source.info.fingerprint
-            and has_room(view, demand, now_s)
-        ]
-        return min(able, key=lambda view: _decode_score(view, demand), default=None)
+        return self._decode(_roster(workers, demand), source, demand, now_s)
 
     def forecast(self, workers: Sequence[WorkerView], demand: Demand, now_s: float) -> Forecast | None:
         """See Policy: load says nothing about latency."""
         return None
 
-    def _prefill(self, workers: Sequence[WorkerView], now_s: float) -> WorkerView | None:
+    def _decode(self, roster: Roster, source: WorkerView, demand: Demand, now_s: float) -> WorkerView | None:
+        # When roles have changed and no decode worker is left, a mixed one takes what was prefilled for one.
+        views = roster.decodes.views or roster.mixed.views
+        wanted, prompt = source.fingerprint, demand.prompt_tokens
+        able = [view for view in views if view.fingerprint == wanted and has_room(view, prompt, now_s)]
+        return min(able, key=lambda view: _decode_score(view, prompt), default=None)
+
+    def _prefill(self, roster: Roster, now_s: float) -> WorkerView | None:
         """The least busy P that has at least one compatible D, busy or not."""
-        readable = {view.info.fingerprint for view in workers if view.info.role is Role.DECODE}
+        readable = roster.readable
         able = [
             view
-            for view in workers
-            if view.info.role is Role.PREFILL
-            and view.info.fingerprint in readable
-            and view.refuses_prefill_until_s <= now_s
+            for view in roster.prefills.views
+            if view.fingerprint in readable and view.refuses_prefill_until_s <= now_s
         ]
         return min(able, key=lambda view: (view.pending_prefill_tokens, view.last_used), default=None)
 
-    def _local(self, workers: Sequence[WorkerView], demand: Demand, now_s: float, role: Role) -> WorkerView | None:
-        able = [view for view in workers if view.info.role is role and has_room(view, demand, now_s)]
-        return min(able, key=lambda view: _mixed_score(view, demand), default=None)
+    def _local(self, views: Sequence[WorkerView], demand: Demand, now_s: float) -> WorkerView | None:
+        prompt = demand.prompt_tokens
+        able = [view for view in views if has_room(view, prompt, now_s)]
+        return min(able, key=lambda view: _mixed_score(view, prompt), default=None)
+
+
+def _roster(workers: Sequence[WorkerView], demand: Demand) -> Roster:
+    """Those not to be avoided, by role."""
+    kept = without(workers, demand.avoid)
+    return kept if isinstance(kept, Roster) else Roster(kept)
 
 
 def without(workers: Sequence[WorkerView], avoid: frozenset[WorkerKey]) -> Sequence[WorkerView]:
@@ -149,32 +151,36 @@ def without(workers: Sequence[WorkerView], avoid: frozenset[WorkerKey]) -> Seque
     return kept + [view for view in workers if view.key in avoid and view.info.role not in roles]
 
 
-def has_room(view: WorkerView, demand: Demand, now_s: float) -> bool:
-    """An idle worker always has room: what never fits is refused at the door or by the worker itself."""
+def has_room(view: WorkerView, prompt_tokens: int, now_s: float) -> bool:
+    """Whether a prompt of this length could begin there now.
+
+    An idle worker always has room: what never fits is refused at the door or by the worker itself.
+    """
     if view.refuses_decode_until_s > now_s:
         return False
     if view.sequences == 0 or not view.total_blocks:
         return True
     size = view.block_size
-    return view.free_blocks >= (demand.prompt_tokens // size + 1 if size else 0)
+    return view.free_blocks >= (prompt_tokens // size + 1 if size else 0)
 
 
-def _pressure(view: WorkerView, demand: Demand) -> float:
+def _pressure(view: WorkerView, prompt_tokens: int) -> float:
     """k / (1 - k) of the pool's used share k with this prompt in it."""
     total = view.total_blocks
     if not total:
         return 0.0
-    used = min(total - view.free_blocks + view.blocks_for(demand.prompt_tokens + 1), total)
+    size = view.block_size
+    used = min(total - view.free_blocks + (prompt_tokens // size + 1 if size else 0), total)
     return used / max(total - used, 0.5)
 
 
-def _decode_score(view: WorkerView, demand: Demand) -> tuple[float, int]:
-    return view.sequences + _pressure(view, demand), view.last_used
+def _decode_score(view: WorkerView, prompt_tokens: int) -> tuple[float, int]:
+    return view.sequences + _pressure(view, prompt_tokens), view.last_used
 
 
-def _mixed_score(view: WorkerView, demand: Demand) -> tuple[float, int]:
+def _mixed_score(view: WorkerView, prompt_tokens: int) -> tuple[float, int]:
     pending = view.pending_prefill_tokens / PREFILL_TOKENS_PER_SEQUENCE
-    return view.sequences + pending + _pressure(view, demand), view.last_used
+    return view.sequences + pending + _pressure(view, prompt_tokens), view.last_used
 
 
 def _less_busy(mixed: WorkerView, source: WorkerView) -> bool:

@@ -85,12 +85,16 @@ class PrefixMap:
         for block_hash in list(blocks):
             self._drop(worker, blocks, block_hash)
 
-    def depth(self, worker: WorkerKey, hashes: Sequence[bytes]) -> int:
-        """How many of the first blocks of a prompt ``worker`` has."""
+    def depth(self, worker: WorkerKey, hashes: Sequence[bytes], near: int = 0) -> int:
+        """How many of the first blocks of a prompt ``worker`` has. ``near`` is a guess: prompts share beginnings."""
         blocks = self._blocks.get(worker)
         if blocks is None or not hashes or hashes[0] not in blocks:
             return 0
         low, high = 1, len(hashes)
+        if 0 < near < high and hashes[near - 1] in blocks:
+            if hashes[near] not in blocks:
+                return near
+            low = near + 1
         while low < high:
             middle = (low + high + 1) // 2
             if hashes[middle - 1] in blocks:

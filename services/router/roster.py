@@ -42,12 +42,16 @@ class Group:
 
     def touch(self, view: WorkerView) -> None:
         """``view`` has another load, or was used."""
-        if self._heap is None:
+        heap = self._heap
+        if heap is None:
             return
-        if len(self._heap) > STALE_SHARE * len(self.views):
+        if len(heap) > STALE_SHARE * len(self.views):
             self._rebuild()
-        else:
-            heapq.heappush(self._heap, self._item(view))
+            return
+        heapq.heappush(heap, self._item(view))
+        # Here rather than in a decision: whoever waits for one should not pay for many changes at once.
+        while heap[0][4] != heap[0][5].version:
+            heapq.heappop(heap)
 
     def candidates(self, draw: Callable[[], float]) -> Sequence[WorkerView]:
         """All of a small group; of a large one the least busy and some drawn by ``draw`` (numbers in [0, 1))."""

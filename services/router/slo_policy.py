@@ -72,6 +72,68 @@ class Quote(NamedTuple):
     compute_ms: float
 
 
+_Row = tuple[int, float, WorkerView, int, float, float, float, float]
+"""A Quote that is not chosen yet: most never are, and a plain tuple is made in a fifth of the time."""
+
+
+class _Case:
+    """One request to place now, and what all quotes for it have in common."""
+
+    __slots__ = (
+        "_hashes",
+        "_held",
+        "context",
+        "demand",
+        "grown",
+        "now_s",
+        "prefixes",
+        "prompt",
+        "roster",
+        "searched",
+        "waited_ms",
+    )
+
+    def __init__(self, roster: Roster, demand: Demand, now_s: float, prefixes: PrefixMap) -> None:
+        self.roster = roster
+        self.demand = demand
+        self.now_s = now_s
+        self.prefixes = prefixes
+        self.prompt = demand.prompt_tokens
+        expected = demand.expected_tokens
+        self.context = self.prompt + (expected or UNKNOWN_OUTPUT) / 2
+        """Its tokens halfway through its answer."""
+        self.grown = self.prompt + (expected or min(demand.max_tokens, UNKNOWN_OUTPUT))
+        received_s = demand.received_s
+        self.waited_ms = 0.0 if received_s is None else max(0.0, now_s - received_s) * 1e3
+        self.searched = demand.keys is not None and len(prefixes) > 0
+        """Whether some of the prompt may be in a cache."""
+        self._hashes: list[bytes] | None = None
+        """The prompt's block hashes, when all workers need the same."""
+        self._held: list[WorkerView] | None = None
+        if self.searched and demand.keys is not None and len(roster.kinds) == 1:
+            self._hashes = demand.keys.hashes(*roster.kinds[0])
+
+    def depth(self, view: WorkerView, near: int) -> int:
+        """Blocks of the prompt that ``view`` is thought to have; ``near`` is a guess. For those ``searched``."""
+        if self._hashes is not None:
+            return self.prefixes.depth(view.key, self._hashes, near)
+        assert self.demand.keys is not None
+        return self.prefixes.depth(view.key, self.demand.keys.hashes(view.fingerprint, view.block_size), near)
+
+    def held(self) -> list[WorkerView]:
+        """Workers that have most of the prompt's beginning, a few of each kind."""
+        if self._held is None:
+            keys, members = self.demand.keys, self.roster.members
+            found = []
+            if keys is not None and self.searched:
+                for fingerprint, size in self.roster.kinds:
+                    for key in self.prefixes.holders(keys.hashes(fingerprint, size), HOLDERS):
+                        if key in members:
+                            found.append(members[key])
+            self._held = found
+        return self._held
+
+
 class SloPolicy:
     """See the module. ``prefixes`` is kept up to date by its owner."""
 
@@ -84,8 +146,7 @@ class SloPolicy:
 
     def choose(self, workers: Sequence[WorkerView], demand: Demand, now_s: float) -> Choice | None:
         """See Policy."""
-        roster = _roster(workers)
-        best = self._best(roster, demand, now_s)
+        best = self._best(self._case(workers, demand, now_s))
         if best is None:
             return None
         quote, kind = best
@@ -102,23 +163,21 @@ class SloPolicy:
 
         When roles have changed and no decode worker is left, a mixed one takes what was prefilled for one.
         """
-        roster = _roster(workers)
-        group = roster.decodes if roster.decodes.views else roster.mixed
-        quotes = [
-            quote
-            for quote in self._decodes(roster, demand, now_s, source, group)
-            if self._may_join(quote.view, now_s) and not _breaks_promise(quote)
-        ]
-        best = _pick(quotes)
-        return None if best is None else best.view
+        case = self._case(workers, demand, now_s)
+        group = case.roster.decodes if case.roster.decodes.views else case.roster.mixed
+        able = [view for view in self._candidates(group, case) if self._may_join(view, now_s)]
+        # One that would break a promise made to others is not taken.
+        rows = [row for row in _decode_rows(able, case, source) if row[5] <= row[2].tpot_limit_ms]
+        return _pick_row(rows)[2] if rows else None
 
     def forecast(self, workers: Sequence[WorkerView], demand: Demand, now_s: float) -> Forecast | None:
         """See Policy."""
-        roster = _roster(workers)
-        best = self._best(roster, demand, now_s)
+        case = self._case(workers, demand, now_s)
+        best = self._best(case)
         if best is None:
             return None
         quote, _ = best
+        roster = case.roster
         computing = len(roster.prefills.views) or len(roster.mixed.views) or len(roster.decodes.views)
         view = quote.view
         return Forecast(
@@ -129,151 +188,130 @@ class SloPolicy:
             known=view.speed.known,
         )
 
+    def _case(self, workers: Sequence[WorkerView], demand: Demand, now_s: float) -> _Case:
+        roster = workers if isinstance(workers, Roster) else Roster(workers)
+        return _Case(roster, demand, now_s, self._prefixes)
+
     # the best placement
 
-    def _best(self, roster: Roster, demand: Demand, now_s: float) -> tuple[Quote, str] | None:
+    def _best(self, case: _Case) -> tuple[Quote, str] | None:
         """The best quote, and why the prompt is prefilled where it is decoded, or "" when it is not."""
+        roster = case.roster
         best: tuple[Quote, str] | None = None
         cached_on_decode = 0
-        source = _pick(self._prefills(roster, demand, now_s)) if roster.prefills.views else None
+        source = _pick(self._prefills(case)) if roster.prefills.views else None
         if source is not None:
-            decodes = self._decodes(roster, demand, now_s, source.view)
-            cached_on_decode = max([quote.cached for quote in decodes], default=0)
-            best = (_pair(source, _pick(decodes)), "")
+            rows = _decode_rows(self._candidates(roster.decodes, case), case, source.view)
+            cached_on_decode = max([row[3] for row in rows], default=0)
+            best = (_pair(source, _pick(rows)), "")
         if roster.mixed.views:
-            mixed = _pick(self._locals(roster.mixed, roster, demand, now_s))
+            mixed = _pick(self._locals(roster.mixed, case))
             if mixed is not None and (best is None or _better(mixed, best[0])):
                 best = (mixed, "mixed worker")
         if not roster.decodes.views:
             return best
         if best is None:
-            return self._alone(roster, demand, now_s)
-        reason = self._local_reason(demand, best[0], cached_on_decode)
-        return best if not reason else self._local_on_decode(roster, demand, now_s, best, reason)
+            return self._alone(case)
+        reason = self._local_reason(case, best[0], cached_on_decode)
+        return best if not reason else self._local_on_decode(case, best, reason)
 
-    def _alone(self, roster: Roster, demand: Demand, now_s: float) -> tuple[Quote, str] | None:
+    def _alone(self, case: _Case) -> tuple[Quote, str] | None:
         """Nobody else prefills: decode workers do, unless prefill workers are there and only busy."""
-        gone = not roster.prefills.views
-        if not gone and any(view.refuses_prefill_until_s <= now_s for view in roster.prefills.views):
+        prefills = case.roster.prefills.views
+        if prefills and any(view.refuses_prefill_until_s <= case.now_s for view in prefills):
             return None
-        best = _pick(self._locals(roster.decodes, roster, demand, now_s))
-        if best is None or not (gone or _has_slack(best, demand, now_s)):
+        best = _pick(self._locals(case.roster.decodes, case))
+        if best is None or (prefills and not _has_slack(best, case)):
             return None
-        return best, "no prefill worker" if gone else "prefill saturated"
+        return best, "prefill saturated" if prefills else "no prefill worker"
 
-    def _local_reason(self, demand: Demand, rival: Quote, cached: int) -> str:
+    def _local_reason(self, case: _Case, rival: Quote, cached: int) -> str:
         """Why a decode worker might do it better than ``rival``; "" when there is no reason to look."""
-        if demand.prompt_tokens - cached <= self._options.local_tokens:
+        if case.prompt - cached <= self._options.local_tokens:
             return "cached prompt" if cached else "short prompt"
         if rival.missed or rival.wait_ms > max(SATURATED_MS, 2 * rival.compute_ms):
             return "prefill saturated"
         return ""
 
-    def _local_on_decode(
-        self, roster: Roster, demand: Demand, now_s: float, rival: tuple[Quote, str], reason: str
-    ) -> tuple[Quote, str]:
+    def _local_on_decode(self, case: _Case, rival: tuple[Quote, str], reason: str) -> tuple[Quote, str]:
         """``rival``, or a decode worker that is predicted to be much better and has the slack."""
-        quotes = self._locals(roster.decodes, roster, demand, now_s)
+        rows = self._locals(case.roster.decodes, case)
         if reason != "prefill saturated":
-            quotes = [one for one in quotes if demand.prompt_tokens - one.cached <= self._options.local_tokens]
-        best = _pick([quote for quote in quotes if _has_slack(quote, demand, now_s)])
+            rows = [row for row in rows if case.prompt - row[3] <= self._options.local_tokens]
+        best = _pick([row for row in rows if _has_slack(Quote(*row), case)])
         return rival if best is None or not _much_better(best, rival[0]) else (best, reason)
 
     # quotes
 
-    def _prefills(self, roster: Roster, demand: Demand, now_s: float) -> list[Quote]:
-        able = [
-            view
-            for view in self._candidates(roster.prefills, roster, demand, now_s)
-            if view.refuses_prefill_until_s <= now_s and view.info.fingerprint in roster.readable
-        ]
-        waited_ms = _waited_ms(demand, now_s)
-        quotes = []
-        for view in able:
-            cached = self._cached(view, demand)
+    def _prefills(self, case: _Case) -> list[_Row]:
+        now_s, prompt, waited_ms, slo_ms = case.now_s, case.prompt, case.waited_ms, case.demand.slo_ttft_ms
+        readable = case.roster.readable
+        rows: list[_Row] = []
+        searched, depth = case.searched, 0
+        for view in self._candidates(case.roster.prefills, case):
+            if view.refuses_prefill_until_s > now_s or view.fingerprint not in readable:
+                continue
+            cached = 0
+            if searched:
+                depth = case.depth(view, depth)
+                cached = depth * view.block_size
             wait = view.wait_ms(now_s)
-            compute = view.speed.prefill_ms(demand.prompt_tokens - cached, cached, now_s)
+            compute = view.speed.prefill_ms(prompt - cached, cached, now_s)
             ttft = waited_ms + wait + compute
-            missed = 1 if ttft > demand.slo_ttft_ms else 0
-            quotes.append(Quote(missed, wait + compute, view, cached, ttft, 0.0, wait, compute))
-        return quotes
+            rows.append((1 if ttft > slo_ms else 0, wait + compute, view, cached, ttft, 0.0, wait, compute))
+        return rows
 
-    def _decodes(
-        self, roster: Roster, demand: Demand, now_s: float, source: WorkerView, group: Group | None = None
-    ) -> list[Quote]:
-        """Quotes of ``group`` (default: the decode workers) for what ``source`` prefills."""
-        wanted, name = source.info.fingerprint, source.info.key.worker_id
-        quotes = []
-        for view in self._candidates(roster.decodes if group is None else group, roster, demand, now_s):
-            info = view.info
-            if info.fingerprint != wanted or not has_room(view, demand, now_s):
-                continue
-            cached = self._cached(view, demand)
-            num_bytes = (demand.prompt_tokens - cached) * info.kv_bytes_per_token
-            read = view.speed.read_ms(num_bytes, name, now_s)
-            step = _step_ms(view, demand, now_s)
-            missed = 1 if step > demand.slo_tpot_ms or step > view.tpot_limit_ms else 0
-            score = step * (1.0 + PRESSURE * _pressure(view, demand)) + read
-            quotes.append(Quote(missed, score, view, cached, 0.0, step, 0.0, read))
-        return quotes
-
-    def _locals(self, group: Group, roster: Roster, demand: Demand, now_s: float) -> list[Quote]:
+    def _locals(self, group: Group, case: _Case) -> list[_Row]:
         """Quotes of workers that would prefill and decode it."""
-        waited_ms = _waited_ms(demand, now_s)
-        quotes = []
-        for view in self._candidates(group, roster, demand, now_s):
-            if not has_room(view, demand, now_s):
+        now_s, demand, prompt = case.now_s, case.demand, case.prompt
+        rows: list[_Row] = []
+        searched, depth = case.searched, 0
+        for view in self._candidates(group, case):
+            if not has_room(view, prompt, now_s):
                 continue
-            cached = self._cached(view, demand)
-            step = _step_ms(view, demand, now_s)
-            tokens = demand.prompt_tokens - cached
-            running = view.sequences
-            compute = view.speed.prefill_ms(tokens, cached, now_s)
+            cached = 0
+            if searched:
+                depth = case.depth(view, depth)
+                cached = depth * view.block_size
+            speed, running = view.speed, view.sequences
+            step = speed.step_ms(running + 1, view.context_tokens + case.context, now_s)
+            tokens = prompt - cached
+            compute = speed.prefill_ms(tokens, cached, now_s)
             if running:
                 compute += step * -(-tokens // CHUNK_TOKENS)
             wait = view.wait_ms(now_s)
-            ttft = waited_ms + wait + compute
+            ttft = case.waited_ms + wait + compute
             missed = (ttft > demand.slo_ttft_ms) + (step > min(demand.slo_tpot_ms, view.tpot_limit_ms))
-            score = wait + compute * (1.0 + DELAYED * running) + step * (1.0 + PRESSURE * _pressure(view, demand))
-            quotes.append(Quote(missed, score, view, cached, ttft, step, wait, compute))
-        return quotes
+            score = wait + compute * (1.0 + DELAYED * running) + step * (1.0 + PRESSURE * _pressure(view, case.grown))
+            rows.append((missed, score, view, cached, ttft, step, wait, compute))
+        return rows
 
-    def _cached(self, view: WorkerView, demand: Demand) -> int:
-        """Tokens of the prompt that ``view`` is thought to have."""
-        if demand.keys is None or not self._prefixes:
-            return 0
-        info = view.info
-        size = info.block_size
-        return size * self._prefixes.depth(info.key, demand.keys.hashes(info.fingerprint, size))
-
-    def _candidates(self, group: Group, roster: Roster, demand: Demand, now_s: float) -> Sequence[WorkerView]:
+    def _candidates(self, group: Group, case: _Case) -> Sequence[WorkerView]:
         """Workers to be looked at: least busy, some drawn, those with the prefix.
 
         Those that failed this request, broken and silent ones only when there are no others: better than nobody.
         """
+        now_s = case.now_s
         views = group.candidates(self._draw)
-        if views is not group.views and demand.keys is not None and self._prefixes:
-            views = self._with_holders(views, group, roster, demand)
-        if demand.avoid:
-            views = [view for view in views if view.info.key not in demand.avoid] or views
-        well = [view for view in views if view.breaker.allows(now_s) and not self._late(view, now_s)]
+        if case.searched and views is not group.views:
+            for view in case.held():
+                if view.group is group and view not in views:
+                    views = [*views, view]
+        avoid = case.demand.avoid
+        if avoid:
+            views = [view for view in views if view.key not in avoid] or views
+        late_s = self._options.late_s
+        well = [
+            view
+            for view in views
+            if (not view.breaker.opened or view.breaker.allows(now_s))
+            and (now_s - view.heard_s <= late_s or not self._late(view, now_s))
+        ]
         return well or [view for view in views if view.breaker.allows(now_s)] or views
 
     def _late(self, view: WorkerView, now_s: float) -> bool:
         silent_s = now_s - view.heard_s
         return silent_s > self._options.late_s and silent_s > MISSED_BEATS * view.info.heartbeat_s
-
-    def _with_holders(
-        self, views: Sequence[WorkerView], group: Group, roster: Roster, demand: Demand
-    ) -> Sequence[WorkerView]:
-        assert demand.keys is not None
-        found = dict.fromkeys(views)
-        for fingerprint, size in roster.kinds:
-            for key in self._prefixes.holders(demand.keys.hashes(fingerprint, size), HOLDERS):
-                view = roster.members.get(key)
-                if view is not None and view.group is group:
-                    found[view] = None
-        return list(found)
 
     def _may_join(self, view: WorkerView, now_s: float) -> bool:
         """Whether one more sequence on its way there stretches its steps by a bearable share only."""
@@ -290,49 +328,57 @@ class SloPolicy:
         return speed.step_ms(running + joining + 1, context, now_s) <= (1.0 + JOIN_STRETCH) * now
 
 
-def _roster(workers: Sequence[WorkerView]) -> Roster:
-    return workers if isinstance(workers, Roster) else Roster(workers)
+def _decode_rows(views: Sequence[WorkerView], case: _Case, source: WorkerView) -> list[_Row]:
+    """Quotes of ``views`` for what ``source`` prefills."""
+    wanted, name, now_s, demand = source.fingerprint, source.key.worker_id, case.now_s, case.demand
+    slo_ms, context, prompt, grown = demand.slo_tpot_ms, case.context, case.prompt, case.grown
+    rows: list[_Row] = []
+    searched, depth = case.searched, 0
+    for view in views:
+        if view.fingerprint != wanted or not has_room(view, prompt, now_s):
+            continue
+        cached = 0
+        if searched:
+            depth = case.depth(view, depth)
+            cached = depth * view.block_size
+        speed = view.speed
+        read = speed.read_ms((prompt - cached) * view.kv_bytes_per_token, name, now_s)
+        step = speed.step_ms(view.sequences + 1, view.context_tokens + context, now_s)
+        missed = 1 if step > slo_ms or step > view.tpot_limit_ms else 0
+        score = step * (1.0 + PRESSURE * _pressure(view, grown)) + read
+        rows.append((missed, score, view, cached, 0.0, step, 0.0, read))
+    return rows
 
 
-def _waited_ms(demand: Demand, now_s: float) -> float:
-    return 0.0 if demand.received_s is None else max(0.0, now_s - demand.received_s) * 1e3
-
-
-def _step_ms(view: WorkerView, demand: Demand, now_s: float) -> float:
-    """A step there with this sequence, halfway through its answer."""
-    context = view.context_tokens + demand.prompt_tokens + (demand.expected_tokens or UNKNOWN_OUTPUT) / 2
-    return view.speed.step_ms(view.sequences + 1, context, now_s)
-
-
-def _pressure(view: WorkerView, demand: Demand) -> float:
-    """k / (1 - k) of the share k of the pool in use once all there have grown."""
+def _pressure(view: WorkerView, grown: int) -> float:
+    """k / (1 - k) of the share k of the pool in use once all there, and this one, have grown."""
     total = view.total_blocks
     if not total:
         return 0.0
-    output = demand.expected_tokens or min(demand.max_tokens, UNKNOWN_OUTPUT)
-    grown = demand.prompt_tokens + output + view.expected_tokens // 2
-    used = min((total - view.free_blocks + view.blocks_for(grown)) / total, MAX_USED)
-    return used / (1.0 - used)
+    size = view.block_size
+    blocks = -(-(grown + view.expected_tokens // 2) // size) if size else 0
+    used = (total - view.free_blocks + blocks) / total
+    return used / (1.0 - used) if used < MAX_USED else MAX_USED / (1.0 - MAX_USED)
 
 
-def _breaks_promise(quote: Quote) -> bool:
-    """Whether those who decode there would miss the TPOT that they were promised."""
-    return quote.tpot_ms > quote.view.tpot_limit_ms
-
-
-def _pick(quotes: Sequence[Quote]) -> Quote | None:
+def _pick(rows: Sequence[_Row]) -> Quote | None:
     """The best; among those that are nearly as good the one used longest ago."""
-    if not quotes:
-        return None
-    fewest = min(quote.missed for quote in quotes)
-    lowest = min(quote.score for quote in quotes if quote.missed == fewest)
+    return Quote(*_pick_row(rows)) if rows else None
+
+
+def _pick_row(rows: Sequence[_Row]) -> _Row:
+    fewest, lowest = rows[0][0], rows[0][1]
+    for row in rows:
+        if row[0] < fewest or (row[0] == fewest and row[1] < lowest):
+            fewest, lowest = row[0], row[1]
     bound = lowest * NEAR + NEAR_MS
-    found: Quote | None = None
-    for quote in quotes:
-        if quote.missed == fewest and quote.score <= bound:
-            view = quote.view
-            if found is None or (view.last_used, view.salt) < (found.view.last_used, found.view.salt):
-                found = quote
+    found: _Row | None = None
+    for row in rows:
+        if row[0] == fewest and row[1] <= bound:
+            view = row[2]
+            if found is None or (view.last_used, view.salt) < (found[2].last_used, found[2].salt):
+                found = row
+    assert found is not None, "the best one is as good as itself"
     return found
 
 
@@ -350,10 +396,11 @@ def _scores(quote: Quote) -> dict[str, float]:
 
 def _pair(source: Quote, decode: Quote | None) -> Quote:
     """A prefill worker, priced with the best decode worker for it."""
+    missed, score, view, cached, ttft, tpot, wait, compute = source
     if decode is None:
-        return source._replace(score=source.score + NO_DECODE_MS)
-    missed, score = source.missed + decode.missed, source.score + decode.score
-    return source._replace(missed=missed, score=score, tpot_ms=decode.tpot_ms)
+        return Quote(missed, score + NO_DECODE_MS, view, cached, ttft, tpot, wait, compute)
+    missed, score = missed + decode.missed, score + decode.score
+    return Quote(missed, score, view, cached, ttft, decode.tpot_ms, wait, compute)
 
 
 def _better(one: Quote, other: Quote) -> bool:
@@ -364,7 +411,7 @@ def _much_better(one: Quote, other: Quote) -> bool:
     return one.missed < other.missed or (one.missed == other.missed and one.score < BETTER * other.score)
 
 
-def _has_slack(quote: Quote, demand: Demand, now_s: float) -> bool:
+def _has_slack(quote: Quote, case: _Case) -> bool:
     """Whether those who decode there can bear the pause that a chunk of this prompt is.
 
     Where no TPOT was promised, the pause may be as long as a step.
@@ -372,7 +419,7 @@ def _has_slack(quote: Quote, demand: Demand, now_s: float) -> bool:
     view = quote.view
     if not view.sequences:
         return True
-    tokens = min(demand.prompt_tokens - quote.cached, CHUNK_TOKENS)
-    pause = view.speed.prefill_ms(tokens, quote.cached, now_s)
+    tokens = min(case.prompt - quote.cached, CHUNK_TOKENS)
+    pause = view.speed.prefill_ms(tokens, quote.cached, case.now_s)
     limit = view.tpot_limit_ms
     return quote.tpot_ms + pause <= (limit if limit < math.inf else 2.0 * quote.tpot_ms)

@@ -38,12 +38,14 @@ DEFAULT_PROFILE = Profile(
 class Factor:
     """Observed over predicted time, smoothed in logarithms: twice too slow and twice too fast cancel out."""
 
-    __slots__ = ("_log", "_seen_s", "observations", "prior")
+    __slots__ = ("_log", "_seen_s", "_value", "observations", "prior")
 
     def __init__(self) -> None:
         self.prior = 0.0
         """Logarithm that is believed when nothing was seen for long: what is seen of the worker's peers."""
         self._log = 0.0
+        self._value = 1.0
+        """``exp(_log)``."""
         self._seen_s = -math.inf
         self.observations = 0
 
@@ -57,16 +59,17 @@ class Factor:
         weight = 1.0 if new else max(LEAST_WEIGHT, 1.0 - math.exp(-age_s / SMOOTHING_S))
         step = weight * (value - self._log)
         self._log += min(max(step, -MAX_STEP), MAX_STEP)
+        self._value = math.exp(self._log)
         self._seen_s = now_s
         self.observations += 1
 
     def at(self, now_s: float) -> float:
         """The factor to multiply a prediction by."""
         if self._log == self.prior:
-            return math.exp(self._log) if self._log else 1.0
+            return self._value
         age_s = now_s - self._seen_s
         if age_s <= SMOOTHING_S:
-            return math.exp(self._log)
+            return self._value
         return math.exp(self.prior + (self._log - self.prior) * math.exp(-(age_s - SMOOTHING_S) / FORGET_S))
 
     def fresh(self, now_s: float) -> float | None:
@@ -128,7 +131,10 @@ class WorkerSpeed:
 
     def prefill_ms(self, tokens: float, cached: float, now_s: float) -> float:
         """Time to compute ``tokens`` behind ``cached`` ones."""
-        return self._prefill.at(now_s) * self._prefill_base(tokens, cached)
+        if tokens <= 0:
+            return 0.0
+        a, b, c = self._prefill_coefficients
+        return self._prefill.at(now_s) * (a + tokens * (b + c * (cached + tokens / 2)))
 
     def queue_ms(self, tokens: float, now_s: float) -> float:
         """Time to work off ``tokens`` of other prompts."""
@@ -136,14 +142,15 @@ class WorkerSpeed:
 
     def step_ms(self, batch: float, context: float, now_s: float) -> float:
         """Time of a decode step of ``batch`` sequences with ``context`` tokens in all."""
-        return self._step.at(now_s) * self._step_base(batch, context)
+        a, b, c = self._step_coefficients
+        return self._step.at(now_s) * (a + b * batch + c * context)
 
     def read_ms(self, num_bytes: float, source: str, now_s: float) -> float:
         """Time to read ``num_bytes`` of KV from the worker ``source``."""
         if num_bytes <= 0:
             return 0.0
         a, b = self._read_coefficients
-        factor = self._pairs.get(source) or self._read
+        factor = self._pairs.get(source, self._read) if self._pairs else self._read
         return factor.at(now_s) * (a + b * num_bytes)
 
     # observations

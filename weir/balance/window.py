@@ -8,6 +8,7 @@ dropped.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,9 +33,13 @@ class Distribution:
     @classmethod
     def of(cls, samples: Sequence[float]) -> Distribution:
         """The distribution of ``samples``, in any order."""
-        if not samples:
+        return cls.of_ordered(sorted(samples))
+
+    @classmethod
+    def of_ordered(cls, ordered: Sequence[float]) -> Distribution:
+        """The distribution of samples that ascend."""
+        if not ordered:
             return cls()
-        ordered = sorted(samples)
         last = len(ordered) - 1
 
         def rank(share: float) -> float:
@@ -71,19 +76,29 @@ class Traffic:
 
 
 class _Samples:
-    """(time, value) of one kind, bounded in age and number."""
+    """(time, value) of one kind, bounded in age and number; in the order of values as well, so that nobody sorts."""
 
     def __init__(self, span_s: float) -> None:
         self._span_s = span_s
-        self._items: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
+        self._items: deque[tuple[float, float]] = deque()
+        self._ordered: list[float] = []
 
     def add(self, now_s: float, value: float) -> None:
+        if len(self._items) >= MAX_SAMPLES:
+            self._drop_oldest()
         self._items.append((now_s, value))
+        insort(self._ordered, value)
 
-    def values(self, now_s: float) -> list[float]:
-        while self._items and self._items[0][0] <= now_s - self._span_s:
-            self._items.popleft()
-        return [value for _, value in self._items]
+    def ordered(self, now_s: float) -> Sequence[float]:
+        """The values, from the smallest to the largest; to be read only."""
+        items, from_s = self._items, now_s - self._span_s
+        while items and items[0][0] <= from_s:
+            self._drop_oldest()
+        return self._ordered
+
+    def _drop_oldest(self) -> None:
+        _, value = self._items.popleft()
+        del self._ordered[bisect_left(self._ordered, value)]
 
 
 class _Buckets:
@@ -179,25 +194,27 @@ class TrafficWindow:
         started_s = now_s if self._started_s is None else self._started_s
         span_s = min(self.span_s, max(now_s - started_s, self.bucket_s))
         whole = math.floor(min(self.span_s, max(0.0, now_s - started_s)) / self.bucket_s)
-        isl, uncached = self._isl.values(now_s), self._uncached.values(now_s)
-        prompt, computed = Distribution.of(isl), Distribution.of(uncached)
+
+        def lengths(samples: _Samples) -> Distribution:
+            return Distribution.of_ordered(samples.ordered(now_s))
+
         return Traffic(
             span_s=span_s,
             rate_per_s=self._arrivals.per_second(now_s, whole),
             arrivals=Distribution.of(self.arrivals_by_bucket(now_s, whole)),
-            isl=prompt,
-            uncached=computed,
-            osl=Distribution.of(self._osl.values(now_s)),
+            isl=lengths(self._isl),
+            uncached=lengths(self._uncached),
+            osl=lengths(self._osl),
             hit_ratio=self._hit_ratio(now_s),
             produced_tokens_per_s=self._produced.per_second(now_s, whole),
             admitted_tokens_per_s=self._admitted.per_second(now_s, whole),
-            ttft_s=Distribution.of(self._ttft.values(now_s)),
-            tpot_s=Distribution.of(self._tpot.values(now_s)),
+            ttft_s=lengths(self._ttft),
+            tpot_s=lengths(self._tpot),
             refused_per_s=self._refused.per_second(now_s, whole),
         )
 
     def _hit_ratio(self, now_s: float) -> float:
-        computed, prompts = math.fsum(self._uncached.values(now_s)), math.fsum(self._prefilled.values(now_s))
+        computed, prompts = math.fsum(self._uncached.ordered(now_s)), math.fsum(self._prefilled.ordered(now_s))
         return 1.0 - computed / prompts if prompts > 0 else 0.0
 
     def _sound(self, now_s: float, *values: float) -> bool:

@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,8 +15,7 @@ from weir.errors import InvalidArgument
 BATCH = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """One request: moment, tokens of the prompt and of the output, prompt tokens that are cached."""
 
     at_s: float
