@@ -217,6 +217,7 @@ class RouterApp:
             limits=HttpLimits(body_bytes=self.settings.router.max_prompt_bytes),
             tokens=self._doors.tokens,
             tls=self._doors.tls,
+            ui=self.settings.router.ui,
         )
         return await self._door.start(bind)
 

@@ -69,8 +69,9 @@ class HttpDoor:
         limits: HttpLimits | None = None,
         tokens: TokenBook | None = None,
         tls: TlsPair | None = None,
+        ui: bool = True,
     ) -> None:
-        """``tokens`` None asks nobody for a token; ``tls`` None speaks plain HTTP."""
+        """``tokens`` None asks nobody for a token; ``tls`` None speaks plain HTTP; without ``ui`` there is no page."""
         self._router = router
         self._tokens = tokens
         self._piece = piece
@@ -92,8 +93,9 @@ class HttpDoor:
             "/v1/models": (_READ, self._models),
             "/health": (_READ, self._health),
             "/metrics": (_READ, self._show_metrics),
-            **{path: (_READ, handler) for path, handler in ui_routes(router).items()},
         }
+        if ui:
+            self._routes |= {path: (_READ, handler) for path, handler in ui_routes(router).items()}
 
     @property
     def open_requests(self) -> int:

@@ -171,4 +171,4 @@ def _timeline_plot(run: Mapping[str, Any]) -> str:
         Series("running", [(p["at_s"], p["running"]) for p in timeline]),
         Series("stock (leased blocks)", [(p["at_s"], p["leased_blocks"]) for p in timeline], dashed=True),
     ]
-    return plot(f"{run['layout']}: queues and stock", series, x_label="seconds", y_label="sequences, blocks")
+    return plot(f"{run['layout']}: queues and stock", series, x_label="seconds")

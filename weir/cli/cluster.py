@@ -40,6 +40,7 @@ class ClusterSpec:
     grpc_port: int = 0
     http_port: int = 0
     routers: int = 1
+    ui: bool = True
     worker_flags: tuple[str, ...] = ()
     router_flags: tuple[str, ...] = ()
     controller_flags: tuple[str, ...] = ()
@@ -120,6 +121,7 @@ class Cluster:
         argv += ["--http", f"{spec.host}:{spec.http_port if index == 0 else 0}"]
         argv += ["--model", str(spec.model_dir), "--model-name", spec.model_name, *spec.router_flags]
         argv += ["--chat-template", spec.chat_template] if spec.chat_template else []
+        argv += [] if spec.ui else ["--no-ui"]
         router = await self._spawn(f"router-{index}", argv)
         self.routers.append(router)
         await router.wait_ready(READY_TIMEOUT_S)

@@ -15,6 +15,7 @@ from weir.cli.cluster import Cluster, ClusterSpec
 from weir.cli.doors import open_client, open_nats, security
 from weir.cli.supervisor import Supervisor
 from weir.clock import SystemClock
+from weir.config import RouterConfig, load_config
 from weir.errors import InvalidArgument, Unavailable, WeirError
 from weir.events.nats_bus import NatsBus
 from weir.rpc.v1 import common_pb2, router_pb2
@@ -110,6 +111,20 @@ async def supervised(cluster: Cluster, max_workers: int, say: Callable[[str], No
         await link.close()
 
 
+def where_to_look(cluster: Cluster) -> list[str]:
+    """Commands and addresses for people, of a cluster that runs."""
+    lines = [f"weir chat --router {cluster.router_address}"]
+    if cluster.http_address:
+        url = f"{'http' if security() is None else 'https'}://{cluster.http_address}"
+        lines.append(f"OpenAI API at {url}/v1")
+        # The router reads the same environment.
+        if cluster.spec.ui and load_config(RouterConfig, section="router").ui:
+            lines.append(f"pools, requests and a chat at {url}/ui")
+    if cluster.spec.controller_flags:
+        lines.append(f"weir decisions --controller {cluster.controller_address}")
+    return [*lines, ""]
+
+
 async def run_up(console: Console, spec: ClusterSpec, max_workers: int = 0) -> None:
     """Start the cluster and show it until cancelled or until one of its processes ends by itself.
 
@@ -118,12 +133,8 @@ async def run_up(console: Console, spec: ClusterSpec, max_workers: int = 0) -> N
     console.rule("starting", align="left", style="grey50")
     async with Cluster(spec, say=lambda line: console.print(line, highlight=False)) as cluster:
         console.print(f"\nready: model [bold]{spec.model_name}[/]; stop with Ctrl-C")
-        console.print(f"  weir chat --router {cluster.router_address}", highlight=False)
-        if cluster.http_address:
-            scheme = "http" if security() is None else "https"
-            console.print(f"  OpenAI API at {scheme}://{cluster.http_address}/v1\n", highlight=False)
-        if spec.controller_flags:
-            console.print(f"  weir decisions --controller {cluster.controller_address}\n", highlight=False)
+        for line in where_to_look(cluster):
+            console.print(f"  {line}", highlight=False)
         show = asyncio.create_task(_show(console, cluster), name="live-state")
         ended = asyncio.create_task(cluster.wait_any_exit(), name="watch-processes")
         try:

@@ -71,6 +71,7 @@ class RouterConfig:
 
     bind: str = setting("127.0.0.1:7400", "gRPC address", address=True)
     http_bind: str = setting("", "OpenAI HTTP address; empty is off", address=True)
+    ui: bool = setting(True, "serve the page /ui at the HTTP address")
     router_id: str = setting("", "identity; minted when empty")
     model_path: str = setting("", "folder with tokenizer and config; empty takes the workers' path")
     model_name: str = setting("", "name that clients ask for; empty takes the workers' name")
