@@ -61,10 +61,13 @@ class DecodeSession:
         self.router_id = router_id
         self.wake = asyncio.Event()
         self.ended = False
+        self.error: WeirError | None = None
+        """What the stream ends with, if not well."""
 
-    def end(self) -> None:
+    def end(self, error: WeirError | None = None) -> None:
         """No more news will be sent."""
         self.ended = True
+        self.error = self.error or error
         self.wake.set()
 
 
@@ -146,10 +149,10 @@ class DecodeLeg:
         self.desk.end_session(name)
         self.pump()
 
-    def close_sessions(self) -> None:
-        """Let the streams end after what they still have to send."""
+    def close_sessions(self, error: WeirError | None = None) -> None:
+        """Let the streams end after what they still have to send, with ``error`` if there is one."""
         for session in list(self._sessions.values()):
-            session.end()
+            session.end(error)
 
     def take_news(self, session: DecodeSession) -> list[News]:
         """News to send; ResourceExhausted when the router does not keep up."""

@@ -68,6 +68,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                     break
             if reader.done():
                 await reader  # raises what was wrong with the router's messages
+            if session.error is not None:
+                raise session.error
         finally:
             reader.cancel()
             self._leg.lose(session)

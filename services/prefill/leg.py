@@ -42,10 +42,13 @@ class PrefillSession:
         self.router_id = router_id
         self.wake = asyncio.Event()
         self.ended = False
+        self.error: WeirError | None = None
+        """What the stream ends with, if not well."""
 
-    def end(self) -> None:
+    def end(self, error: WeirError | None = None) -> None:
         """No more news will be sent."""
         self.ended = True
+        self.error = self.error or error
         self.wake.set()
 
 
@@ -169,10 +172,10 @@ class PrefillLeg:
             self._timer.cancel()
             self._timer = None
 
-    def close_sessions(self) -> None:
-        """Let the streams end after what they still have to send."""
+    def close_sessions(self, error: WeirError | None = None) -> None:
+        """Let the streams end after what they still have to send, with ``error`` if there is one."""
         for session in list(self._sessions.values()):
-            session.end()
+            session.end(error)
 
     # -- engine -----------------------------------------------------------------------------------------
 

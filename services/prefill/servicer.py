@@ -62,6 +62,8 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
                     break
             if reader.done():
                 await reader  # raises what was wrong with the router's messages
+            if session.error is not None:
+                raise session.error
         finally:
             reader.cancel()
             self._leg.lose(session)

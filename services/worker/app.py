@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from weir.clock import Clock, SystemClock
 from weir.config import LimitsConfig, NatsConfig, SecurityConfig, TelemetryConfig, WorkerConfig
 from weir.config.flags import CommandLine
-from weir.errors import WeirError
+from weir.errors import InternalError, WeirError
 from weir.events.bus import EventBus
 from weir.events.memory import MemoryBus, MemoryRegistry, MemoryServer
 from weir.events.nats_bus import NatsBus
@@ -25,7 +25,7 @@ from weir.events.subjects import check_token
 from weir.ids import WorkerKey, mint_incarnation, mint_worker_id
 from weir.rpc.limits import RpcLimits
 from weir.rpc.security import Part, load_security
-from weir.rpc.server import RpcServer, serve
+from weir.rpc.server import RpcServer, install_stop_signals, serve
 from weir.services.worker.host import WorkerEdges, WorkerHost
 from weir.services.worker.parts import WorkerParts, build_parts, set_threads, warm_up
 from weir.services.worker.profile import with_profile
@@ -83,7 +83,7 @@ async def run(
     """Run a worker until a signal (or ``stop``).
 
     Raises ModelError, InvalidArgument, NotFound, TransferUnavailable or Unavailable when it cannot start, before
-    anybody has learnt of it.
+    anybody has learnt of it; EngineDied when it had to stop.
     """
     config, clock = settings.worker, SystemClock()
     load_security(settings.security, Part.SERVICE)
@@ -102,6 +102,10 @@ async def run(
         await transfer.close()
         raise
     await process.serve(on_ready, stop)
+
+
+class EngineDied(InternalError):
+    """The step thread died or hangs; the worker has left the others and told them why."""
 
 
 class _Process:
@@ -127,7 +131,8 @@ class _Process:
         self._server: RpcServer | None = None
         self._exporter: MetricsServer | None = None
         self._host: WorkerHost | None = None
-        self._background: set[asyncio.Task[None]] = set()
+        self._stop = asyncio.Event()
+        self._fault: WeirError | None = None
 
     async def connect(self) -> None:
         """Connect to NATS and compose the host."""
@@ -156,9 +161,13 @@ class _Process:
         return await NatsBus.open(self._link), await NatsRegistry.open(self._link, self._clock)
 
     async def serve(self, on_ready: Callable[[Ready], None], stop: asyncio.Event | None) -> None:
-        """Run the server around the host."""
+        """Run the server around the host, until it is stopped or its engine has died; raises EngineDied then."""
         assert self._host is not None
         host, config, limits = self._host, self._settings.worker, self._settings.limits
+        if stop is None:
+            install_stop_signals(self._stop)
+        else:
+            self._stop = stop
 
         async def on_started(server: RpcServer) -> None:
             self._server = server
@@ -179,16 +188,18 @@ class _Process:
             drain_timeout_s=limits.drain_timeout_s,
             limits=RpcLimits.of(limits),
             reflection=config.reflection,
-            credentials=None if self._security is None else self._security.server_credentials(clients_have_certificates=True),
-            stop=stop,
+            credentials=None
+            if self._security is None
+            else self._security.server_credentials(clients_have_certificates=True),
+            stop=self._stop,
         )
+        if self._fault is not None:
+            raise EngineDied(str(self._fault))
 
     def _on_fault(self, error: WeirError) -> None:
-        """Without an engine the worker is of no use: say so to whoever watches its health."""
-        if self._server is not None:
-            task = asyncio.ensure_future(self._server.set_ready(False))
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+        """Without an engine the worker is of no use: it leaves in order, and whoever supervises it starts another."""
+        self._fault = error
+        self._stop.set()
 
     async def _close(self) -> None:
         assert self._host is not None

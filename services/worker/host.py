@@ -222,8 +222,8 @@ class WorkerHost:
         self.decode.end_waiting(message)
         await self._settle(self.config.role_drain_timeout_s, message, LeaseEnd.SHUTDOWN, Role.MIXED)
         await self.announcer.stop()
-        self.prefill.close_sessions()
-        self.decode.close_sessions()
+        self.prefill.close_sessions(self.gate.fault)
+        self.decode.close_sessions(self.gate.fault)
 
     async def close(self) -> None:
         """End everything at once; nothing of the worker is left. Idempotent."""

@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 MAX_COMMANDS = 1 << 16
 IDLE_CHECK_S = 1.0
+HUNG_S = 2.0
+"""A thread that is held for dead may still be inside a step: it is waited for so long."""
 
 T = TypeVar("T")
 Command = Callable[[Engine], None]
@@ -116,12 +118,12 @@ class StepLoop:
         return await answer
 
     async def stop(self) -> None:
-        """End the thread after the step under way. Idempotent."""
+        """End the thread after the step under way; one that hangs is left behind after HUNG_S. Idempotent."""
         with self._awake:
             self._stopping = True
             self._awake.notify()
         if self._thread.ident is not None:
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, None if self._dead is None else HUNG_S)
 
     # -- step thread ------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from tests.e2e.faults.watched import Watched, exact, kill, state_of
 from tests.e2e.quiet import assert_quiet
 from weir.cli.cluster import Cluster, ClusterSpec
 from weir.client import AsyncClient, Completion
-from weir.errors import ResourceExhausted, Unavailable, WeirError
+from weir.errors import InvalidArgument, ResourceExhausted, Unavailable, WeirError
 from weir.lifecycle import Role
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.filterwarnin
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 BLOCK = 16
 DECODE_BLOCKS = 96
+WIDE_BLOCKS = 160
 PREFILL_BLOCKS = 320
 FLAGS = ("--max-batch-tokens", "256", "--session-grace-s", "0.5", "--num-blocks", str(PREFILL_BLOCKS))
 
@@ -98,6 +99,30 @@ async def test_one_that_outgrows_the_pool_while_it_decodes(
         await request.outcome()
     assert tuple(request.tokens) == tiny.greedy(prompt, len(request.tokens))
     exact(await client.complete(prompt, max_tokens=30, **GREEDY), tiny.greedy(prompt, 30))
+
+
+async def test_decode_pools_of_unequal_size(narrow: Cluster, client: AsyncClient, tiny: TinyLlama) -> None:
+    """What only the wide one can hold goes there, the rest to either; the refusal names the wide one's room."""
+    wide = await narrow.start_worker(Role.DECODE, 1, "--num-blocks", str(WIDE_BLOCKS))
+    try:
+        await narrow.wait_connected()
+        sizes = [DECODE_BLOCKS * BLOCK + 100, 200, DECODE_BLOCKS * BLOCK + 200, 300, 200, 300]
+        prompts = [prompt_of(size, 150 + seed) for seed, size in enumerate(sizes)]
+        requests = [Watched(client, prompt, max_tokens=60, **GREEDY) for prompt in prompts]
+        served: set[str] = set()
+        for request, prompt in zip(requests, prompts, strict=True):
+            answer = await request.outcome()
+            exact(answer, tiny.greedy(prompt, 60), attempts=1)
+            if len(prompt) > DECODE_BLOCKS * BLOCK:
+                assert answer.final.timings.decode_worker == wide.ready[1]
+            else:
+                served.add(answer.final.timings.decode_worker)
+        assert served == {worker.ready[1] for worker in narrow.workers[1:]}
+        room = WIDE_BLOCKS * BLOCK
+        with pytest.raises(InvalidArgument, match=rf"prompt \+ max_tokens = {room + 1}: .* takes {room}$"):
+            await client.complete(prompt_of(room - 59, 160), max_tokens=60, **GREEDY)
+    finally:
+        await narrow.stop_worker(wide.ready[1])
 
 
 async def test_two_that_outgrow_the_pool_together(narrow: Cluster, client: AsyncClient, tiny: TinyLlama) -> None:
