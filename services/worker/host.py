@@ -358,6 +358,7 @@ class WorkerHost:
             generated_tokens=self.load.generated_tokens,
             prefilled_tokens=self.load.prefilled_tokens,
             routers=max(self.prefill.open_sessions, self.decode.open_sessions),
+            kv_read_bytes=self.load.kv_read_bytes,
         )
 
     async def state(self, *, check_integrity: bool) -> worker_pb2.GetStateResponse:
@@ -465,6 +466,7 @@ class WorkerHost:
     def _on_read(self, order: BeginRead, report: ReadReport) -> None:
         peer = order.peer.worker.worker_id
         self.meters.read_proven(order, report)
+        self.load.kv_read_bytes += report.bytes
         if self.transports.get(peer) != report.transport:
             self.transports[peer] = report.transport
             self.metrics.set_transport(peer, report.transport)

@@ -35,6 +35,8 @@ class LoadTracker:
     prefill_tokens_per_s: float = 0.0
     generated_tokens: int = 0
     prefilled_tokens: int = 0
+    kv_read_bytes: int = 0
+    """Of proven reads; whoever proves them adds."""
     prompt_tokens_by_source: dict[str, int] = field(
         default_factory=lambda: {"local_compute": 0, "local_cache_hit": 0, "external_kv_transfer": 0}
     )

@@ -15,6 +15,7 @@ from tests.integration.tiny_llama import VOCAB, greedy_reference, make_tiny_llam
 from tests.integration.worker_rig import Pair, RemoteWorker, begin_decode, begin_prefill, cancel, prefill_session
 from weir.rpc.channel import channel
 from weir.rpc.v1 import common_pb2, decode_pb2, prefill_pb2
+from weir.services.router.view import kv_bytes_per_token
 
 nixl = pytest.importorskip("nixl")
 
@@ -88,7 +89,13 @@ async def test_handover_between_processes(model: tuple[Path, Any]) -> None:
         assert set(state.transports) == {"prefill"}
         assert state.transports["prefill"].startswith("ucx")
         assert dict(state.void_reads) == {}
-        assert state.prompt_tokens_by_source["external_kv_transfer"] > 0
+        external = state.prompt_tokens_by_source["external_kv_transfer"]
+        assert external > 0
+        # Whole blocks are read, perhaps some for a last token that is no prompt token of its own.
+        token_bytes = kv_bytes_per_token(state.fingerprint)
+        assert state.load.kv_read_bytes >= external * token_bytes
+        assert state.load.kv_read_bytes % (state.fingerprint.block_size * token_bytes) == 0
+        assert (await p.state()).load.kv_read_bytes == 0
         await p.at_baseline()
         await d.at_baseline()
         assert (await p.state()).leases_ended["read_proven"] >= 12

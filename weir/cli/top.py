@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -34,7 +34,8 @@ DECISIONS_SHOWN = 5
 REQUESTS_SHOWN = 12
 BAR_CHARS = 20
 PIPED_WIDTH = 160
-EXTERNAL = "external_kv_transfer"
+FLOW_WINDOW_S = 3.0
+"""Flows are means over this long at least: prefill works, and KV comes, in chunks of about a second's work."""
 
 Worker = router_pb2.ListWorkersResponse.Worker
 ActiveRequest = router_pb2.GetRouterStateResponse.ActiveRequest
@@ -58,11 +59,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Tokens a second, and bytes of KV that were read a second; ``kv`` is None when the worker does not say."""
+    """Tokens a second, and bytes of KV that were read a second."""
 
     prefill: float = 0.0
     decode: float = 0.0
-    kv: float | None = None
+    kv: float = 0.0
 
 
 @dataclass(slots=True)
@@ -138,23 +139,29 @@ def flows(before: Sample | None, now: Sample) -> dict[str, Flow]:
         if last is None:
             found[worker.worker_id] = Flow()
             continue
-        prefilled, generated = (
+        added = (
             load.prefilled_tokens - last.prefilled_tokens,
             load.generated_tokens - last.generated_tokens,
+            load.kv_read_bytes - last.kv_read_bytes,
         )
-        kv = _kv_bytes(before.own.get(worker.worker_id), now.own.get(worker.worker_id))
         # An older count may come from the worker and the newer from its last report: never below nothing.
-        found[worker.worker_id] = Flow(
-            max(0, prefilled) / span_s, max(0, generated) / span_s, None if kv is None else kv / span_s
-        )
+        found[worker.worker_id] = Flow(*(max(0, count) / span_s for count in added))
     return found
 
 
-def _kv_bytes(before: worker_pb2.GetStateResponse | None, now: worker_pb2.GetStateResponse | None) -> float | None:
-    if before is None or now is None or before.incarnation != now.incarnation:
-        return None
-    tokens = now.prompt_tokens_by_source[EXTERNAL] - before.prompt_tokens_by_source[EXTERNAL]
-    return tokens * kv_bytes_per_token(now.fingerprint)
+@dataclass(slots=True)
+class Recent:
+    """The samples that flows are counted from."""
+
+    samples: deque[Sample] = field(default_factory=deque)
+
+    def add(self, now: Sample) -> Sample | None:
+        """Keep ``now``; the one to count from: ``FLOW_WINDOW_S`` before it or a little more, else the oldest."""
+        while len(self.samples) > 1 and now.at_s - self.samples[1].at_s >= FLOW_WINDOW_S:
+            self.samples.popleft()
+        before = self.samples[0] if self.samples else None
+        self.samples.append(now)
+        return before
 
 
 def frame(before: Sample | None, now: Sample, *, rows: int = REQUESTS_SHOWN) -> RenderableType:
@@ -203,7 +210,6 @@ def _pools(now: Sample, moving: dict[str, Flow]) -> Table:
         flow = [moving[worker.worker_id] for worker in pool]
         held = [load.blocks.leased for load in loads]
         room = [load.blocks.free + load.blocks.cached for load in loads]
-        kv = [each.kv for each in flow if each.kv is not None]
         table.add_row(
             word,
             str(len(pool)),
@@ -214,7 +220,7 @@ def _pools(now: Sample, moving: dict[str, Flow]) -> Table:
             _in_bytes(now, pool, room),
             f"{sum(each.prefill for each in flow):.0f}",
             f"{sum(each.decode for each in flow):.0f}",
-            f"{size_of(sum(kv))}" if kv else "-",
+            size_of(sum(each.kv for each in flow)),
         )
     return table
 
@@ -343,21 +349,22 @@ async def run_top(console: Console, router: str, controller: str, interval_s: fl
     Where there is no terminal, frames are printed one after the other.
     """
     async with Sources(open_client(router), controller, SystemClock()) as sources:
-        first = await sources.sample()
+        first, recent = await sources.sample(), Recent()
+        recent.add(first)
         if console.is_terminal and not once:
             with Live(frame(None, first), console=console, screen=True, auto_refresh=False) as live:
-                await _watch(sources, first, interval_s, console, lambda shown: live.update(shown, refresh=True))
+                await _watch(sources, recent, interval_s, console, lambda shown: live.update(shown, refresh=True))
             return
         plain = console if console.is_terminal else Console(file=console.file, width=PIPED_WIDTH)
         if not once:
-            await _watch(sources, first, interval_s, None, plain.print)
+            await _watch(sources, recent, interval_s, None, plain.print)
         await asyncio.sleep(interval_s)
         plain.print(frame(first, await sources.sample()))
 
 
 async def _watch(
     sources: Sources,
-    before: Sample,
+    recent: Recent,
     interval_s: float,
     screen: Console | None,
     show: Callable[[RenderableType], object],
@@ -370,8 +377,7 @@ async def _watch(
         except WeirError as error:
             show(Text(f"the router does not answer: {error}", style="red"))
             continue
-        show(frame(before, now, rows=_rows(screen, now) if screen is not None else REQUESTS_SHOWN))
-        before = now
+        show(frame(recent.add(now), now, rows=_rows(screen, now) if screen is not None else REQUESTS_SHOWN))
 
 
 def _rows(console: Console, now: Sample) -> int:

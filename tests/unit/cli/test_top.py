@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from weir.cli.top import Flow, Sample, flows, frame, size_of
+from weir.cli.top import Flow, Recent, Sample, flows, frame, size_of
 from weir.rpc.v1 import common_pb2, controller_pb2, events_pb2, kv_pb2, router_pb2, worker_pb2
 
-TOKEN_BYTES = 2 * 30 * 3 * 64 * 4
 PRINT = kv_pb2.KvFingerprint(layers=30, kv_heads=3, head_dim=64, kv_dtype="float32", block_size=16)
 
 
-def load(prefilled: int = 0, generated: int = 0, leased: int = 0) -> common_pb2.WorkerLoad:
+def load(prefilled: int = 0, generated: int = 0, leased: int = 0, kv_read: int = 0) -> common_pb2.WorkerLoad:
     blocks = common_pb2.BlockCounts(free=60 - leased, used=30, cached=10, leased=leased, total=100)
     return common_pb2.WorkerLoad(
         running=2, waiting=1, pending_prefill_tokens=70, blocks=blocks, open_leases=1, outstanding_reads=3,
         decode_step_ms=12.5, prefilled_tokens=prefilled, generated_tokens=generated,
+        kv_read_bytes=kv_read,
     )  # fmt: skip
 
 
@@ -28,13 +28,8 @@ def worker(name: str, role: common_pb2.Role, said: common_pb2.WorkerLoad, incarn
     )
 
 
-def own(said: common_pb2.WorkerLoad, read_tokens: int, incarnation: int = 1) -> worker_pb2.GetStateResponse:
-    return worker_pb2.GetStateResponse(
-        incarnation=incarnation,
-        load=said,
-        fingerprint=PRINT,
-        prompt_tokens_by_source={"external_kv_transfer": read_tokens},
-    )
+def own(said: common_pb2.WorkerLoad, incarnation: int = 1) -> worker_pb2.GetStateResponse:
+    return worker_pb2.GetStateResponse(incarnation=incarnation, load=said, fingerprint=PRINT)
 
 
 def sample(at_s: float, *workers: Any, states: dict[str, Any] | None = None, **others: Any) -> Sample:
@@ -55,16 +50,16 @@ def test_flows_are_what_was_added_between_two_samples() -> None:
         10.0,
         worker("p", common_pb2.ROLE_PREFILL, load(prefilled=100)),
         worker("d", common_pb2.ROLE_DECODE, load()),
-        states={"d": own(load(generated=40), read_tokens=16)},
+        states={"d": own(load(generated=40, kv_read=16_000))},
     )
     now = sample(
         12.0,
         worker("p", common_pb2.ROLE_PREFILL, load(prefilled=1100)),
         worker("d", common_pb2.ROLE_DECODE, load()),
         worker("new", common_pb2.ROLE_MIXED, load(prefilled=9)),
-        states={"d": own(load(generated=100), read_tokens=48)},
+        states={"d": own(load(generated=100, kv_read=48_000))},
     )
-    assert flows(before, now) == {"p": Flow(500.0, 0.0, None), "d": Flow(0.0, 30.0, 16.0 * TOKEN_BYTES), "new": Flow()}
+    assert flows(before, now) == {"p": Flow(500.0), "d": Flow(0.0, 30.0, 16_000.0), "new": Flow()}
     assert flows(None, now) == dict.fromkeys(("p", "d", "new"), Flow())
 
 
@@ -74,13 +69,31 @@ def test_a_worker_that_began_anew_has_no_flow_yet() -> None:
     assert flows(before, now) == {"p": Flow()}
 
 
+def test_kv_is_counted_from_the_last_report_of_a_worker_that_does_not_answer() -> None:
+    before, now = (
+        sample(at_s, worker("d", common_pb2.ROLE_DECODE, load(kv_read=count)), states={})
+        for at_s, count in ((10.0, 500_000), (12.0, 2_500_000))
+    )
+    assert flows(before, now) == {"d": Flow(kv=1_000_000.0)}
+    assert any(line.startswith("decode 1 ") and line.endswith(" 1.0 MB") for line in drawn(before, now))
+
+
+def test_flows_are_means_over_a_window_however_often_one_looks() -> None:
+    recent = Recent()
+    samples = [sample(float(at_s)) for at_s in range(8)]
+    assert recent.add(samples[0]) is None
+    assert [recent.add(one) for one in samples[1:]] == [samples[i] for i in (0, 0, 0, 1, 2, 3, 4)]
+    late = sample(100.0)
+    assert recent.add(late) is samples[7], "what came before a pause is no window's beginning"
+
+
 def test_pools_show_stock_and_headroom_in_bytes_when_workers_say_what_a_block_takes() -> None:
     said = load(leased=4)
-    lines = drawn(None, sample(1.0, worker("p", common_pb2.ROLE_PREFILL, said), states={"p": own(said, 0)}))
+    lines = drawn(None, sample(1.0, worker("p", common_pb2.ROLE_PREFILL, said), states={"p": own(said)}))
     # 4 leased and 56 + 10 free or cached blocks of 16 tokens.
-    assert "prefill 1 2 1 70 tok 2.9 MB 48.7 MB 0 0 -" in lines
+    assert "prefill 1 2 1 70 tok 2.9 MB 48.7 MB 0 0 0 B" in lines
     lines = drawn(None, sample(1.0, worker("p", common_pb2.ROLE_PREFILL, said)))
-    assert "prefill 1 2 1 70 tok 4 blocks 66 blocks 0 0 -" in lines
+    assert "prefill 1 2 1 70 tok 4 blocks 66 blocks 0 0 0 B" in lines
 
 
 def test_workers_and_their_blocks() -> None:

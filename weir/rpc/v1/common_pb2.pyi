@@ -200,7 +200,7 @@ class BlockCounts(_message.Message):
     def __init__(self, free: _Optional[int] = ..., used: _Optional[int] = ..., cached: _Optional[int] = ..., leased: _Optional[int] = ..., quarantined: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("sequence", "running", "waiting", "pending_prefill_tokens", "blocks", "open_leases", "outstanding_reads", "decode_step_ms", "prefill_tokens_per_s", "generated_tokens", "prefilled_tokens", "routers")
+    __slots__ = ("sequence", "running", "waiting", "pending_prefill_tokens", "blocks", "open_leases", "outstanding_reads", "decode_step_ms", "prefill_tokens_per_s", "generated_tokens", "prefilled_tokens", "routers", "kv_read_bytes")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +213,7 @@ class WorkerLoad(_message.Message):
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
+    KV_READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     running: int
     waiting: int
@@ -225,4 +226,5 @@ class WorkerLoad(_message.Message):
     generated_tokens: int
     prefilled_tokens: int
     routers: int
-    def __init__(self, sequence: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., pending_prefill_tokens: _Optional[int] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., open_leases: _Optional[int] = ..., outstanding_reads: _Optional[int] = ..., decode_step_ms: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., generated_tokens: _Optional[int] = ..., prefilled_tokens: _Optional[int] = ..., routers: _Optional[int] = ...) -> None: ...
+    kv_read_bytes: int
+    def __init__(self, sequence: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., pending_prefill_tokens: _Optional[int] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., open_leases: _Optional[int] = ..., outstanding_reads: _Optional[int] = ..., decode_step_ms: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., generated_tokens: _Optional[int] = ..., prefilled_tokens: _Optional[int] = ..., routers: _Optional[int] = ..., kv_read_bytes: _Optional[int] = ...) -> None: ...
