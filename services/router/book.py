@@ -403,6 +403,10 @@ class RequestBook:
             self._ledger.unlink_decode(entry)
         if news.code == TOO_LARGE:
             self._recovery.too_large(entry, worker, prefill, error, now_s)
+        elif news.code == "CANCELLED":
+            # By others than this router, on the bus: what it cancels itself has left the leg.
+            self._publish_cancel(entry, news.message)
+            self._recovery.fail(entry, now_s, RequestCancelled(news.message), RequestState.CANCELLED)
         elif news.code in FATAL_CODES:
             self._recovery.fail(entry, now_s, error, RequestState.FAILED)
         elif news.code == "RESOURCE_EXHAUSTED":
@@ -479,6 +483,8 @@ class RequestBook:
         if len(tokens) > left:
             tokens, logprobs, finish = tokens[:left], logprobs[:left], FinishReason.LENGTH
         if tokens:
+            if not generated:
+                self._note_revision(entry)
             generated.extend(tokens)
             if index < 2:
                 _stamp(entry, now_s)
@@ -489,6 +495,13 @@ class RequestBook:
             finish = FinishReason.LENGTH
         self._recovery.finish(entry, now_s, finish, usage=usage)
         return False
+
+    def _note_revision(self, entry: Entry) -> None:
+        """Its first token is made: other weights would go on with another answer."""
+        maker = entry.prefill or entry.decode
+        view = self._fleet.get(maker) if maker is not None else None
+        if view is not None:
+            entry.revision = view.info.revision
 
     def _begin_decoding(self, entry: Entry, prefill_ms: float, now_s: float) -> None:
         """D's first tokens of this attempt; they prove that its KV is complete."""

@@ -55,6 +55,7 @@ class Entry:
         "released",
         "resumed_tokens",
         "retry_s",
+        "revision",
         "stamps",
         "state",
         "story",
@@ -74,6 +75,8 @@ class Entry:
         self.journal = Journal()
         self.generated: list[int] = []
         """Tokens passed on to the consumer."""
+        self.revision = ""
+        """Of the model that made the first of them: the others are made by no other."""
         self.attempt = 0
         self.failures = 0
         """Attempts that failed; those that were only refused for lack of room do not count."""
@@ -141,6 +144,7 @@ class Entry:
             received_s=admission.received_s,
             keys=self.keys,
             too_small=self.too_small,
+            revision=self.revision,
         )
 
     @property

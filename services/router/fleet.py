@@ -43,6 +43,8 @@ class WorkerInfo:
     kv_bytes_per_token: float = 0.0
     heartbeat_s: float = 0.0
     profile: Profile | None = None
+    revision: str = ""
+    """Equal where the same tokens are answered the same: weights, types and settings of the model."""
 
     @property
     def pool_tokens(self) -> float:
@@ -424,8 +426,12 @@ class Fleet:
         return roster
 
     def able(self, model: str, demand: Demand) -> Roster:
-        """As ``serving``, without those that could never hold ``demand``; the same object for what is alike."""
+        """As ``serving``, without those that could never hold ``demand`` or would go on with it in another way than it
+        was begun; the same object for what is alike.
+        """
         able = self.serving(model).holding(demand.prompt_tokens, demand.max_tokens)
+        if demand.revision:
+            able = able.of_revision(demand.revision)
         if demand.too_small and not demand.too_small.isdisjoint(able.members):
             return Roster(view for view in able if view.key not in demand.too_small)
         return able

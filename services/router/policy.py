@@ -22,7 +22,8 @@ class Demand:
 
     ``expected_tokens``: those that will be generated, by what is known; 0 is not known. SLOs in milliseconds, inf
     is none; ``received_s`` is when the TTFT began, on the router's clock (None: now). ``keys``: the prompt's block
-    hashes, to find it in caches. ``too_small``: workers that said that they can never hold it.
+    hashes, to find it in caches. ``too_small``: workers that said that they can never hold it. ``revision``: of the
+    model that its answer was begun with; empty when nothing was answered.
     """
 
     prompt_tokens: int
@@ -34,6 +35,7 @@ class Demand:
     received_s: float | None = None
     keys: PromptKeys | None = None
     too_small: frozenset[WorkerKey] = frozenset()
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,6 +241,8 @@ class Recovery:
         if untouched and not self._fleet.could_decode(model, entry.demand):
             reason = "too_large"
             error = too_large(entry, self._fleet.token_limit(model))
+        elif entry.revision and not self._fleet.serving(model).of_revision(entry.revision).decodes_any:
+            error = Unavailable(f"no worker decodes with the weights that its answer began with{story}")
         elif self._fleet.able(model, entry.demand):
             retry_s = self._gate.retry_after_s(entry.admission, self._placing.queue_of(model), now_s)
             error = ResourceExhausted(f"no room on any worker for {waited_s:.1f} s{story}", retry_s)

@@ -94,17 +94,27 @@ class Roster(list["WorkerView"]):
 
     def __init__(self, views: Iterable[WorkerView], *, followed: bool = False) -> None:
         super().__init__(views)
-        self.prefills = Group([view for view in self if view.info.role is Role.PREFILL], followed=followed)
         self.decodes = Group([view for view in self if view.info.role is Role.DECODE], followed=followed)
         self.mixed = Group([view for view in self if view.info.role is Role.MIXED], followed=followed)
         self.members = {view.key: view for view in self}
         self.readable = frozenset(view.info.fingerprint for view in self.decodes.views)
         """Fingerprints of KV that some decode worker can read."""
+        read: list[WorkerView] = []
+        unread: list[WorkerView] = []
+        for view in self:
+            if view.info.role is Role.PREFILL:
+                (read if view.info.fingerprint in self.readable else unread).append(view)
+        self.prefills = Group(read, followed=followed)
+        self.unread = Group(unread, followed=followed)
+        """Prefill workers of no use as long as nobody can read their KV."""
         self.kinds = list(dict.fromkeys((view.info.fingerprint, view.info.block_size) for view in self))
         """What prompts must be hashed for."""
         self._prompt_limits = sorted({view.info.prompt_tokens for view in self})
         self._request_limits = sorted({view.info.request_tokens for view in self})
         self._holding: dict[tuple[int, int], Roster] = {}
+        revisions = {view.info.revision for view in self}
+        self._only_revision = revisions.pop() if len(revisions) == 1 else None
+        self._revisions: dict[str, Roster] = {}
 
     @property
     def decodes_any(self) -> bool:
@@ -121,4 +131,13 @@ class Roster(list["WorkerView"]):
         if found is None:
             found = Roster(view for view in self if view.info.holds(prompt_tokens, max_tokens))
             self._holding[size] = found
+        return found
+
+    def of_revision(self, revision: str) -> Roster:
+        """Those that compute as ``revision`` does, not followed; itself when all do. Kept."""
+        if revision == self._only_revision:
+            return self
+        found = self._revisions.get(revision)
+        if found is None:
+            found = self._revisions[revision] = Roster(view for view in self if view.info.revision == revision)
         return found

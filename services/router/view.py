@@ -78,7 +78,22 @@ def info_of(record: events_pb2.WorkerRecord) -> WorkerInfo:
         heartbeat_s=record.heartbeat_s,
         kv_bytes_per_token=kv_bytes_per_token(record.fingerprint),
         profile=profile_of(record),
+        revision=revision_of(record.fingerprint),
     )
+
+
+def revision_of(fingerprint: kv_pb2.KvFingerprint) -> str:
+    """What its answers depend on; how its KV is laid out is not of it."""
+    parts = (
+        fingerprint.weights,
+        fingerprint.architecture,
+        fingerprint.dtype,
+        fingerprint.kv_dtype,
+        fingerprint.tokenizer,
+        fingerprint.adapter,
+        fingerprint.rope,
+    )
+    return "/".join(parts) if any(parts) else ""
 
 
 def profile_of(record: events_pb2.WorkerRecord) -> Profile | None:

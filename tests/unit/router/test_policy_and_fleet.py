@@ -82,6 +82,8 @@ def test_a_decode_worker_needs_room_for_the_prompt() -> None:
 def test_incompatible_draining_unlisted_and_unconnected_workers_are_not_chosen() -> None:
     fleet = fleet_of(P1)
     fleet.put(info(D1, fingerprint=b"other")).connected = True
+    assert pair(fleet) == (None, D1)  # nobody reads what P1 would prefill: D1 does it all
+    view_of(fleet, D1).connected = False
     assert choose(fleet) is None
     fleet.put(info(D2, draining=True)).connected = True
     assert choose(fleet) is None
