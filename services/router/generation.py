@@ -36,6 +36,7 @@ class Generation:
         "_waiter",
         "accepted",
         "last_token_s",
+        "on_news",
         "over",
         "tokens_taken",
         "trace",
@@ -57,6 +58,8 @@ class Generation:
         """Where it stands in a trace; the router's."""
         self.tokens_taken = 0
         """Generated tokens up to now, none of them after a stop string."""
+        self.on_news: Callable[[], None] | None = None
+        """Called when ``take`` has something new; for a consumer that does not iterate. Must not raise."""
         self._accepted_given = False
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(sampling.stop, sampling.include_stop) if sampling.stop else None
@@ -136,6 +139,8 @@ class Generation:
             self._waiter = None
             if not waiter.done():
                 waiter.set_result(None)
+        elif self.on_news is not None:
+            self.on_news()
 
     # what the consumer takes out
 
@@ -143,17 +148,26 @@ class Generation:
         return self
 
     async def __anext__(self) -> Event:
+        while True:
+            event = self.take()
+            if event is not None:
+                return event
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that the consumer has not taken yet."""
+        return len(self._tokens)
+
+    def take(self) -> Event | None:
+        """The next event; None when there is none yet. Raises as the iteration does, StopAsyncIteration at its end."""
         if not self._accepted_given:
             self._accepted_given = True
             return self.accepted
-        while True:
-            if self._tokens or self._text:
-                return self._take()
-            end = self._end
-            if end is not None:
-                return self._take_end(end)
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+        if self._tokens or self._text:
+            return self._take()
+        return None if self._end is None else self._take_end(self._end)
 
     def _take(self) -> Delta:
         delta = Delta("".join(self._text), self._tokens, self._first_index, self._logprobs)

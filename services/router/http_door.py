@@ -15,11 +15,12 @@ import orjson
 
 from weir.errors import InternalError, ResourceExhausted, Unavailable, WeirError
 from weir.rpc.tokens import HEADER, TokenBook, require_operator, tenant_for
-from weir.services.router.answer import Accepted, Delta, Final
+from weir.services.router.answer import Delta, Final
 from weir.services.router.generation import Generation
 from weir.services.router.http_exchange import ClientLeft, Exchange, check_json_body
 from weir.services.router.http_labels import Labels, parse_labels
 from weir.services.router.http_server import HttpServer, TlsPair
+from weir.services.router.http_stream import SseStream
 from weir.services.router.http_ui import ui_routes
 from weir.services.router.openai_errors import HttpRefusal, refusal_of
 from weir.services.router.openai_logprobs import Piece
@@ -211,21 +212,8 @@ class HttpDoor:
 
     async def _stream(self, exchange: Exchange, call: Call, generation: Generation, headers: Mapping[str, str]) -> None:
         answer = SseAnswer(call, generation.accepted, self._piece)
-        async for event in generation:
-            if type(event) is Accepted:
-                continue
-            opening = b""
-            if not exchange.started:
-                opening = answer.opening()
-                exchange.start(200, {**_SSE, **headers})
-            if type(event) is Delta:
-                chunk = opening + answer.delta(event)
-                if chunk:
-                    await exchange.write(chunk)
-            elif type(event) is Final:
-                await exchange.write(opening + answer.final(event), last=True)
-                return
-        _check_ended(exchange)
+        if not await SseStream(exchange, generation, answer, {**_SSE, **headers}).run():
+            _check_ended(exchange)
 
     async def _whole(self, exchange: Exchange, call: Call, generation: Generation, headers: Mapping[str, str]) -> None:
         answer = WholeAnswer(call, generation.accepted, self._piece)

@@ -1,47 +1,28 @@
-"""uvicorn inside a process of ours: on the running loop, without signals, logs or settings of its own."""
+"""HTTP/1.1 inside a process of ours: on the running loop, without signals, logs or settings of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
+import logging
 import socket
-from collections.abc import Callable, Iterator
+import ssl
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from email.utils import formatdate
 
-import uvicorn
-from starlette.types import ASGIApp
-
+from weir.clock import Clock, SystemClock
 from weir.errors import Unavailable
+from weir.services.router.http_connection import HttpConnection
+from weir.services.router.http_exchange import Exchange
+
+_log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _BACKSTOP_S = 2.0
 _TICK_S = 1.0
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 15, 5, 3
 
-
-class _Uvicorn(uvicorn.Server):
-    """Tells when it listens, is told when to stop, leaves signals to the process; idle, it wakes once a second."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-        self.stopping = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        self.listening.set()
-
-    async def main_loop(self) -> None:
-        while not self.stopping.is_set():
-            await self.on_tick(0)  # renews the Date header
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_TICK_S):
-                    await self.stopping.wait()
+Answer = Callable[[Exchange], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,73 +32,123 @@ class TlsPair:
     cert_file: str
     key_file: str
 
+    def context(self) -> ssl.SSLContext:
+        """For a server whose clients need no certificate."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.cert_file, self.key_file)
+        return context
+
 
 class HttpServer:
-    """Serves an ASGI application. ``start`` once, ``stop`` once."""
+    """Serves ``answer``, a task for each request. ``start`` once, ``stop`` once.
+
+    Connections that are idle for ``keep_alive_s`` are closed, also those that never sent a whole request;
+    ``stalled_client_s``: one whose client takes nothing for this long is reset. A ``ConnectionOwner``.
+    """
 
     def __init__(
-        self, app: ASGIApp, *, keep_alive_s: float, stalled_client_s: float, tls: TlsPair | None = None
+        self,
+        answer: Answer,
+        *,
+        max_body_bytes: int,
+        keep_alive_s: float,
+        stalled_client_s: float,
+        tls: TlsPair | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """``stalled_client_s``: a connection whose client takes nothing for this long is reset."""
-        self._app = app
+        self.max_body_bytes = max_body_bytes
+        self.date = b""
+        self._answer = answer
         self._keep_alive_s = keep_alive_s
         self._stalled_client_s = stalled_client_s
         self._tls = tls
-        self._server: _Uvicorn | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._clock = clock or SystemClock()
+        self._server: asyncio.Server | None = None
+        self._connections: set[HttpConnection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
 
     async def start(self, bind: str) -> str:
         """Listen on ``host:port`` (port 0 takes a free one); returns the address with the real port.
 
         Raises Unavailable when the address is taken or is none of this machine's.
         """
-        assert self._serving is None, "a server starts once"
+        assert self._server is None, "a server starts once"
         host, _, port = bind.rpartition(":")
         try:
             listener = await _bound_socket(host, int(port), self._stalled_client_s)
         except OSError as error:
             raise Unavailable(f"the HTTP door cannot bind {bind}: {error.strerror or error}") from None
-        config = uvicorn.Config(
-            self._app,
-            access_log=False,
-            backlog=_BACKLOG,
-            http="h11",
-            interface="asgi3",
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            proxy_headers=False,
-            server_header=False,
-            ssl_certfile=None if self._tls is None else self._tls.cert_file,
-            ssl_keyfile=None if self._tls is None else self._tls.key_file,
-            timeout_keep_alive=math.ceil(self._keep_alive_s),
-            ws="none",
+        loop = asyncio.get_running_loop()
+        context = None if self._tls is None else self._tls.context()
+        self._tick()
+        self._server = await loop.create_server(
+            lambda: HttpConnection(self, loop), sock=listener, backlog=_BACKLOG, ssl=context
         )
-        self._server = _Uvicorn(config)
-        self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener]))
-        listening = asyncio.ensure_future(self._server.listening.wait())
-        try:
-            await asyncio.wait({listening, self._serving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            listening.cancel()
-        assert self._server.started, "uvicorn ended before it listened"
         return f"{host}:{listener.getsockname()[1]}"
 
     async def stop(self, grace_s: float, abort: Callable[[], None]) -> None:
         """Listen no more; after ``grace_s`` call ``abort``, which ends open requests; then cut what is left."""
-        server, serving = self._server, self._serving
-        if server is None or serving is None:
+        server, self._server = self._server, None
+        if server is None:
             return
-        self._server = self._serving = None
-        server.config.timeout_graceful_shutdown = math.ceil(grace_s + _BACKSTOP_S)
-        server.stopping.set()
-        await asyncio.wait({serving}, timeout=grace_s)
+        server.close()
+        for connection in list(self._connections):
+            connection.finish()
+        await self._emptied(grace_s)
         abort()
-        await serving
-        for connection in list(server.server_state.connections):
-            connection.transport.abort()
-        if server.server_state.tasks:
-            await asyncio.wait(server.server_state.tasks)
+        await self._emptied(_BACKSTOP_S)
+        for connection in list(self._connections):
+            connection.cut()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _emptied(self, timeout_s: float) -> None:
+        """Wait until all connections are closed, for at most ``timeout_s``."""
+        waiting = asyncio.ensure_future(self._empty.wait())
+        await asyncio.wait({waiting}, timeout=timeout_s)
+        waiting.cancel()
+
+    def _tick(self) -> None:
+        """Once a second: the date, and connections that are idle for too long."""
+        loop = asyncio.get_running_loop()
+        self.date = f"date: {formatdate(self._clock.unix_s(), usegmt=True)}\r\n".encode()
+        before_s = loop.time() - self._keep_alive_s
+        for connection in [c for c in self._connections if c.idle and c.idle_since_s < before_s]:
+            connection.finish()
+        self._timer = loop.call_later(_TICK_S, self._tick)
+
+    # ConnectionOwner
+
+    def opened(self, connection: HttpConnection) -> None:
+        """See ConnectionOwner."""
+        self._connections.add(connection)
+        self._empty.clear()
+
+    def closed(self, connection: HttpConnection) -> None:
+        """See ConnectionOwner."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
+    def serve(self, exchange: Exchange) -> None:
+        """See ConnectionOwner."""
+        task = asyncio.get_running_loop().create_task(self._run(exchange))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, exchange: Exchange) -> None:
+        try:
+            await self._answer(exchange)
+        except Exception:
+            # The door answers for its errors; one of its own must not leave a client waiting.
+            _log.exception("request %s %s failed", exchange.head.method, exchange.head.path)
+        finally:
+            exchange.close()
 
 
 async def _bound_socket(host: str, port: int, stalled_client_s: float) -> socket.socket:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import uvloop
 
 from tests.integration.scripted_router import PIECES, Answering, ScriptedRouter, final, logprob, piece
 from weir import errors
@@ -43,6 +44,13 @@ class Served:
     @functools.cached_property
     def openai(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="x", max_retries=0, timeout=20)
+
+
+@pytest.fixture(scope="module")
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    """The loop that the router runs on; ``test_security`` opens the door on asyncio's own."""
+    policy: asyncio.AbstractEventLoopPolicy = uvloop.EventLoopPolicy()
+    return policy
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from weir.rpc.v1 import common_pb2
 from weir.services.router.answer import Accepted, ActiveRequest, ModelInfo, RouterState, Usage
 from weir.services.router.commands import End
 from weir.services.router.fleet import Fleet, WorkerInfo
-from weir.services.router.http_exchange import Exchange
+from weir.services.router.http_exchange import Exchange, Head
 from weir.services.router.http_ui import FOLDER, REQUESTS_SHOWN, TRACES_SHOWN, ui_routes, ui_state
 from weir.services.router.intake import Ask, TextPrompt
 from weir.services.router.router import Router
@@ -187,26 +187,39 @@ def test_a_refused_request_says_why_and_no_prompt_is_shown() -> None:
 async def test_state_and_page_are_answered_with_guarding_headers() -> None:
     router = PaperRouter(ONE)
     for path, handler in ui_routes(router).items():
-        sent: list[Any] = []
-
-        async def send(message: Any, sent: list[Any] = sent) -> None:
-            sent.append(message)
-
-        await handler(Exchange({}, _never, send))
-        headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-        assert (sent[0]["status"], headers["x-content-type-options"]) == (200, "nosniff")
+        wire = PaperWire()
+        await handler(Exchange(Head("GET", path), wire, 0))
+        head, _, body = wire.sent.partition(b"\r\n\r\n")
+        status, *lines = head.decode().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines)
+        assert (status, headers["x-content-type-options"]) == ("HTTP/1.1 200 OK", "nosniff")
         if path == "/ui/state":
             assert headers["content-type"] == "application/json"
             assert headers["cache-control"] == "no-store"
-            assert orjson.loads(sent[1]["body"]) == ui_state(router)
+            assert orjson.loads(body) == ui_state(router)
         else:
             policy = headers["content-security-policy"]
             assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'")
             assert "unsafe" not in policy
 
 
-async def _never() -> Any:
-    raise AssertionError("nothing is read from the client")
+class PaperWire:
+    """Keeps what is sent."""
+
+    paused = False
+    date = b""
+
+    def __init__(self) -> None:
+        self.sent = b""
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def ended(self, exchange: Exchange, *, keep_alive: bool) -> None:
+        pass
+
+    def cut(self) -> None:
+        raise AssertionError("the answer is complete")
 
 
 def test_the_page_loads_only_its_own_files_and_never_makes_markup_of_data() -> None:
