@@ -8,13 +8,22 @@ After an attempt is over its reads may still be under way; they are followed unt
 then is the engine told that the blocks are free of them.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from weir.attempts.desk import (
+    MAX_ATTEMPTS,
+    MAX_NEWS,
+    AddRequest,
+    Attempt,
+    AttemptDesk,
+    AttemptOver,
+    AttemptStarted,
+    CancelRequest,
+    ended_by,
+)
 from weir.engine.output import Event, Finished, Preempted, Progress, Started, TokenLogprobs, TokensOut, Usage
 from weir.engine.request import EngineRequest, Mode
-from weir.engine.sampling import LENGTH
 from weir.errors import FingerprintMismatch, InvalidArgument, KvReadVoid, ResourceExhausted, WeirError
 from weir.ids import RequestKey, WorkerKey
 from weir.lifecycle import FinishReason
@@ -23,19 +32,7 @@ from weir.services.decode.reads import ReadResult, ReadTimings, SequenceReads, S
 from weir.transfer.fingerprint import Fingerprint, check_compatible
 from weir.transfer.ticket import PeerDescriptor, Ticket
 
-MAX_ATTEMPTS = 1 << 14
-MAX_NEWS = 1 << 16
 ENDING_RETRY_S = 0.05
-MAX_REMEMBERED_CANCELS = 1 << 12
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptStarted:
-    """The sequence has its blocks; ``cached_tokens`` of its context were here; it waited ``queued_s``."""
-
-    key: RequestKey
-    cached_tokens: int
-    queued_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +59,7 @@ class NewTokens:
     usage: Usage | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptOver:
-    """The attempt is over here. ``code`` is a gRPC status name, OK when it ended as it should."""
-
-    key: RequestKey
-    code: str
-    message: str = ""
-    retry_after_s: float | None = None
-
-
 News = AttemptStarted | KvRead | NewTokens | AttemptOver
-
-
-@dataclass(frozen=True, slots=True)
-class AddRequest:
-    """The engine shall take the request; a refusal comes back through ``refused``."""
-
-    request: EngineRequest
-
-
-@dataclass(frozen=True, slots=True)
-class CancelRequest:
-    """The engine shall stop the attempt; its Finished event is awaited."""
-
-    key: RequestKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,25 +115,11 @@ Order = AddRequest | CancelRequest | GiveFirstToken | KvArrived | ReadsDone | Be
 
 
 @dataclass(slots=True)
-class _Attempt:
-    request: EngineRequest
-    session: str
-    reads: SequenceReads | None
-    started: bool = False
-    closing: AttemptOver | None = None
-
-    @property
-    def key(self) -> RequestKey:
-        return self.request.key
+class _Attempt(Attempt):
+    reads: SequenceReads | None = None
 
 
-@dataclass(slots=True)
-class _Session:
-    news: list[News] = field(default_factory=list)
-    overflowed: bool = False
-
-
-class DecodeDesk:
+class DecodeDesk(AttemptDesk[_Attempt, News, Order]):
     """All decode attempts of one worker process. Single-threaded; every method may add news and orders."""
 
     def __init__(
@@ -172,27 +131,14 @@ class DecodeDesk:
         max_attempts: int = MAX_ATTEMPTS,
         max_news: int = MAX_NEWS,
     ) -> None:
+        super().__init__(max_attempts=max_attempts, max_news=max_news)
         self.void_reads: dict[str, int] = {}
         self._ours = fingerprint
         self._vocab_size = vocab_size
         self._max_reads = max_reads_per_sequence
-        self._max_attempts = max_attempts
-        self._max_news = max_news
-        self._attempts: dict[RequestKey, _Attempt] = {}
-        self._by_request: dict[str, dict[int, _Attempt]] = {}
         self._landing: dict[RequestKey, SequenceReads] = {}
-        self._cancelled: OrderedDict[str, int] = OrderedDict()
-        self._sessions: dict[str, _Session] = {}
-        self._orders: list[Order] = []
 
     # -- looking ----------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """Attempts that are not over."""
-        return len(self._attempts)
-
-    def __contains__(self, key: RequestKey) -> bool:
-        return key in self._attempts
 
     @property
     def landing(self) -> int:
@@ -204,41 +150,12 @@ class DecodeDesk:
         attempt = self._attempts.get(key)
         return attempt.request.context_len if attempt is not None and attempt.request.mode is Mode.LOCAL else 0
 
-    def take_orders(self) -> list[Order]:
-        """What is to be done, in order; each is handed out once."""
-        orders, self._orders = self._orders, []
-        return orders
-
-    def has_news(self, session: str) -> bool:
-        """Whether ``take_news`` would return anything."""
-        found = self._sessions.get(session)
-        return found is not None and bool(found.news)
-
-    def take_news(self, session: str) -> list[News]:
-        """News of the session since the last call; ResourceExhausted when its reader fell too far behind."""
-        found = self._sessions.get(session)
-        if found is None:
-            return []
-        if found.overflowed:
-            raise ResourceExhausted(f"session {session}: more than {self._max_news} messages wait for the router")
-        news, found.news = found.news, []
-        return news
-
     # -- commands ---------------------------------------------------------------------------------------
-
-    def open_session(self, session: str) -> None:
-        """News for ``session`` are kept from now on."""
-        assert session not in self._sessions, session
-        self._sessions[session] = _Session()
-
-    def drop_news(self, session: str) -> None:
-        """The stream is gone: its news are no longer kept; its attempts go on until ``end_session``."""
-        self._sessions.pop(session, None)
 
     def end_session(self, session: str) -> None:
         """The router is gone for good: stop its attempts."""
         self.drop_news(session)
-        for attempt in [one for one in self._attempts.values() if one.session == session]:
+        for attempt in self._of_session(session):
             self._close(attempt, AttemptOver(attempt.key, "CANCELLED", "the router's session is lost"))
 
     def begin(self, session: str, request: EngineRequest, source: PeerDescriptor | None) -> None:
@@ -251,37 +168,22 @@ class DecodeDesk:
         if known is not None and known.session != session:
             # Its router has come back, and binds it here again before the old life of it has ended.
             error = ResourceExhausted(f"{key} is still ending here", ENDING_RETRY_S)
-            self._tell(session, _over(key, error))
+            self._tell(session, ended_by(key, error))
             return
-        if any(known >= key.attempt for known in self._by_request.get(key.request_id, ())):
-            return
-        if self._cancelled.get(key.request_id, -1) >= key.attempt:
-            self._tell(session, AttemptOver(key, "CANCELLED", "cancelled before it began"))
+        if self._is_old(session, key):
             return
         if source is not None:
             try:
                 check_compatible(self._ours, source.fingerprint)
             except FingerprintMismatch as mismatch:
-                self._tell(session, _over(key, mismatch))
+                self._tell(session, ended_by(key, mismatch))
                 return
-        if len(self._attempts) >= self._max_attempts:
-            error = ResourceExhausted(f"{len(self._attempts)} attempts are here, the limit is {self._max_attempts}")
-            self._tell(session, _over(key, error))
+        if self._is_full(session, key):
             return
-        if key.attempt > 0:
-            self.cancel(key.request_id, key.attempt - 1, "a newer attempt began")
         kv = None
         if source is not None:
             kv = SequenceReads(key, source, self._ours, request.prompt + request.generated, self._max_reads)
-        attempt = _Attempt(request, session, kv)
-        self._attempts[key] = attempt
-        self._by_request.setdefault(key.request_id, {})[key.attempt] = attempt
-        self._orders.append(AddRequest(request))
-
-    def refuse(self, session: str, key: RequestKey, error: WeirError) -> None:
-        """A sequence that was not even begun: tell the router why."""
-        if key not in self._attempts:
-            self._tell(session, _over(key, error))
+        self._enter(_Attempt(request, session, reads=kv))
 
     def offer(self, ticket: Ticket, now_unix_s: float, now_s: float) -> None:
         """KV that may be read. Tickets for unknown or finished attempts are dropped."""
@@ -304,35 +206,26 @@ class DecodeDesk:
             return
         if not 0 <= token < self._vocab_size:
             error = InvalidArgument("first_token", token, f"token ids lie in [0, {self._vocab_size})")
-            self._close(attempt, _over(key, error))
+            self._close(attempt, ended_by(key, error))
             return
         attempt.reads.prefill_ended(now_s)
         self._orders.append(GiveFirstToken(key, token))
 
-    def cancel(self, request_id: str, attempt: int, reason: str = "") -> None:
-        """Stop this attempt and older ones, also such as come later: cancels travel on more than one way and may
-        overtake what they stop. Harmless if they are over.
-        """
-        self._remember_cancel(request_id, attempt)
-        mine = self._by_request.get(request_id, {})
-        for one in [one for number, one in mine.items() if number <= attempt]:
-            self._close(one, AttemptOver(one.key, "CANCELLED", reason or "cancelled"))
-
     def end_waiting(self, message: str) -> None:
         """End what has no blocks yet, so that the router sends it elsewhere."""
-        for attempt in [one for one in self._attempts.values() if not one.started]:
+        for attempt in self._waiting():
             self._close(attempt, AttemptOver(attempt.key, "UNAVAILABLE", message))
 
     def end_everything(self, message: str) -> None:
         """End all attempts (role change, shutdown)."""
-        for attempt in list(self._attempts.values()):
+        for attempt in self._all():
             self._close(attempt, AttemptOver(attempt.key, "UNAVAILABLE", message))
 
     def engine_lost(self, error: WeirError) -> None:
         """The engine is gone: no event will come any more; all attempts are over."""
-        for attempt in list(self._attempts.values()):
+        for attempt in self._all():
             self._stop_reads(attempt)
-            self._forget(attempt, _over(attempt.key, error))
+            self._forget(attempt, ended_by(attempt.key, error))
 
     # -- reads ------------------------------------------------------------------------------------------
 
@@ -390,7 +283,7 @@ class DecodeDesk:
         attempt = self._attempts.get(key)
         if attempt is not None:
             self._stop_reads(attempt)
-            self._forget(attempt, attempt.closing or _over(key, error))
+            self._forget(attempt, attempt.closing or ended_by(key, error))
 
     def on_events(self, events: Iterable[Event], now_s: float) -> None:
         """News of an engine step; events of keys that are not here are left alone."""
@@ -441,16 +334,14 @@ class DecodeDesk:
             self._tell(attempt.session, last)
             self._forget(attempt, AttemptOver(event.key, "OK"))
         elif event.error is not None:
-            self._forget(attempt, _over(event.key, event.error))
+            self._forget(attempt, ended_by(event.key, event.error))
         else:
             self._forget(attempt, AttemptOver(event.key, "CANCELLED", "cancelled"))
 
     # -- inside -----------------------------------------------------------------------------------------
 
-    def _remember_cancel(self, request_id: str, attempt: int) -> None:
-        self._cancelled[request_id] = max(attempt, self._cancelled.pop(request_id, attempt))
-        if len(self._cancelled) > MAX_REMEMBERED_CANCELS:
-            self._cancelled.popitem(last=False)
+    def _stop(self, attempt: _Attempt, over: AttemptOver) -> None:
+        self._close(attempt, over)
 
     def _close(self, attempt: _Attempt, over: AttemptOver) -> None:
         if attempt.closing is not None:
@@ -469,28 +360,6 @@ class DecodeDesk:
         self._act(attempt.key, kv, kv.close())
 
     def _forget(self, attempt: _Attempt, over: AttemptOver) -> None:
-        key = attempt.key
-        del self._attempts[key]
-        mine = self._by_request[key.request_id]
-        del mine[key.attempt]
-        if not mine:
-            del self._by_request[key.request_id]
         if attempt.reads is not None and attempt.reads.outstanding:
-            self._landing[key] = attempt.reads
-        self._tell(attempt.session, over)
-
-    def _tell(self, session: str, news: News) -> None:
-        found = self._sessions.get(session)
-        if found is None:
-            return
-        if len(found.news) >= self._max_news:
-            found.overflowed = True
-            return
-        found.news.append(news)
-
-
-def _over(key: RequestKey, error: WeirError) -> AttemptOver:
-    retry_after_s = error.retry_after_s if isinstance(error, ResourceExhausted) else None
-    # A worker with more room may take what this one can never hold: that is not the request's fault.
-    too_large = isinstance(error, InvalidArgument) and error.field == LENGTH
-    return AttemptOver(key, "OUT_OF_RANGE" if too_large else error.code, str(error), retry_after_s)
+            self._landing[attempt.key] = attempt.reads
+        self._leave(attempt, over)

@@ -9,10 +9,20 @@ blocks and grows chunk by chunk. It ends once, for whichever reason comes first;
 give the blocks back, and the router hears ``AttemptOver`` exactly once, when nothing of the attempt is left.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from weir.attempts.desk import (
+    MAX_ATTEMPTS,
+    MAX_NEWS,
+    AddRequest,
+    Attempt,
+    AttemptDesk,
+    AttemptOver,
+    AttemptStarted,
+    CancelRequest,
+    ended_by,
+)
 from weir.engine.output import (
     Event,
     Finished,
@@ -25,25 +35,11 @@ from weir.engine.output import (
     Usage,
 )
 from weir.engine.request import EngineRequest
-from weir.engine.sampling import LENGTH
-from weir.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ResourceExhausted, WeirError
+from weir.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, WeirError
 from weir.ids import RequestKey, WorkerKey
 from weir.lifecycle import FinishReason
 from weir.transfer.lease import LeaseEnd, LeaseTable
 from weir.transfer.ticket import BlockRef, Ticket, context_digest, sealed
-
-MAX_ATTEMPTS = 1 << 14
-MAX_NEWS = 1 << 16
-MAX_REMEMBERED_CANCELS = 1 << 12
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptStarted:
-    """A prompt began to run; ``cached_tokens`` of it were in the prefix cache; it waited ``queued_s``."""
-
-    key: RequestKey
-    cached_tokens: int
-    queued_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +62,7 @@ class FirstTokenMade:
     usage: Usage
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptOver:
-    """Nothing of the attempt is left here. ``code`` is a gRPC status name, OK when it ended as it should."""
-
-    key: RequestKey
-    code: str
-    message: str = ""
-    retry_after_s: float | None = None
-
-
 News = AttemptStarted | TicketIssued | FirstTokenMade | AttemptOver
-
-
-@dataclass(frozen=True, slots=True)
-class AddRequest:
-    """The engine shall take the request; a refusal comes back through ``refused``."""
-
-    request: EngineRequest
-
-
-@dataclass(frozen=True, slots=True)
-class CancelRequest:
-    """The engine shall stop the attempt; its Finished event is awaited."""
-
-    key: RequestKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +76,13 @@ Order = AddRequest | CancelRequest | ReleaseKv
 
 
 @dataclass(slots=True)
-class _Attempt:
-    request: EngineRequest
-    session: str
-    lease_s: float
-    deadline_unix_s: float | None
+class _Attempt(Attempt):
+    lease_s: float = 0.0
+    deadline_unix_s: float | None = None
     lease_id: int = 0
-    started: bool = False
     holding: bool = False
-    closing: AttemptOver | None = None
     token: TokensOut | None = None
     digest: bytes = b""
-
-    @property
-    def key(self) -> RequestKey:
-        return self.request.key
 
     def context(self) -> bytes:
         """The digest of its tokens, made when it is first asked for."""
@@ -127,13 +91,7 @@ class _Attempt:
         return self.digest
 
 
-@dataclass(slots=True)
-class _Session:
-    news: list[News] = field(default_factory=list)
-    overflowed: bool = False
-
-
-class PrefillDesk:
+class PrefillDesk(AttemptDesk[_Attempt, News, Order]):
     """All prefill attempts of one worker process. Single-threaded; every method may add news and orders."""
 
     def __init__(
@@ -147,54 +105,21 @@ class PrefillDesk:
         max_attempts: int = MAX_ATTEMPTS,
         max_news: int = MAX_NEWS,
     ) -> None:
+        super().__init__(max_attempts=max_attempts, max_news=max_news)
         self.worker = worker
         self.leases = leases
         self.prefills_completed = 0
         self._digest = fingerprint_digest
         self._block_size = block_size
         self._max_lease_s = max_lease_s
-        self._max_attempts = max_attempts
-        self._max_news = max_news
-        self._attempts: dict[RequestKey, _Attempt] = {}
-        self._by_request: dict[str, dict[int, _Attempt]] = {}
         self._by_lease: dict[int, RequestKey] = {}
-        self._cancelled: OrderedDict[str, int] = OrderedDict()
-        self._sessions: dict[str, _Session] = {}
-        self._orders: list[Order] = []
 
     # -- looking ----------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """Attempts that are not over."""
-        return len(self._attempts)
-
-    def __contains__(self, key: RequestKey) -> bool:
-        return key in self._attempts
 
     def context_to_compute(self, key: RequestKey) -> int:
         """Context tokens of an attempt that is prefilled here; 0 for any other."""
         attempt = self._attempts.get(key)
         return attempt.request.context_len if attempt is not None else 0
-
-    def take_orders(self) -> list[Order]:
-        """What the engine shall do, in order; each is handed out once."""
-        orders, self._orders = self._orders, []
-        return orders
-
-    def has_news(self, session: str) -> bool:
-        """Whether ``take_news`` would return anything."""
-        found = self._sessions.get(session)
-        return found is not None and bool(found.news)
-
-    def take_news(self, session: str) -> list[News]:
-        """News of the session since the last call; ResourceExhausted when its reader fell too far behind."""
-        found = self._sessions.get(session)
-        if found is None:
-            return []
-        if found.overflowed:
-            raise ResourceExhausted(f"session {session}: more than {self._max_news} messages wait for the router")
-        news, found.news = found.news, []
-        return news
 
     def next_deadline(self) -> float | None:
         """When ``expire`` is next worth calling, seconds since 1970, or None."""
@@ -202,19 +127,10 @@ class PrefillDesk:
 
     # -- commands ---------------------------------------------------------------------------------------
 
-    def open_session(self, session: str) -> None:
-        """News for ``session`` are kept from now on."""
-        assert session not in self._sessions, session
-        self._sessions[session] = _Session()
-
-    def drop_news(self, session: str) -> None:
-        """The stream is gone: its news are no longer kept; its attempts go on until ``end_session``."""
-        self._sessions.pop(session, None)
-
     def end_session(self, session: str) -> None:
         """The router is gone for good: stop its attempts and end its leases."""
         self.drop_news(session)
-        for attempt in [one for one in self._attempts.values() if one.session == session]:
+        for attempt in self._of_session(session):
             over = AttemptOver(attempt.key, "CANCELLED", "the router's session is lost")
             self._close(attempt, over, LeaseEnd.SESSION_LOST)
 
@@ -223,38 +139,10 @@ class PrefillDesk:
 
         ``lease_s``: longest time the KV is kept after the last chunk; bounded by the worker's limit.
         """
-        key = request.key
-        if any(known >= key.attempt for known in self._by_request.get(key.request_id, ())):
+        if self._is_old(session, request.key) or self._is_full(session, request.key):
             return
-        if self._cancelled.get(key.request_id, -1) >= key.attempt:
-            self._tell(session, AttemptOver(key, "CANCELLED", "cancelled before it began"))
-            return
-        if len(self._attempts) >= self._max_attempts:
-            error = ResourceExhausted(f"{len(self._attempts)} attempts are here, the limit is {self._max_attempts}")
-            self._tell(session, _over(key, error))
-            return
-        if key.attempt > 0:
-            self.cancel(key.request_id, key.attempt - 1, "a newer attempt began")
         lease_s = min(lease_s or self._max_lease_s, self._max_lease_s)
-        attempt = _Attempt(request, session, lease_s, deadline_unix_s)
-        self._attempts[key] = attempt
-        self._by_request.setdefault(key.request_id, {})[key.attempt] = attempt
-        self._orders.append(AddRequest(request))
-
-    def refuse(self, session: str, key: RequestKey, error: WeirError) -> None:
-        """A prompt that was not even begun: tell the router why."""
-        if key not in self._attempts:
-            self._tell(session, _over(key, error))
-
-    def cancel(self, request_id: str, attempt: int, reason: str = "") -> None:
-        """Stop this attempt and older ones, also such as come later: cancels travel on more than one way and may
-        overtake what they stop. Harmless if they are over.
-        """
-        self._remember_cancel(request_id, attempt)
-        message = reason or "cancelled"
-        mine = self._by_request.get(request_id, {})
-        for one in [one for number, one in mine.items() if number <= attempt]:
-            self._close(one, AttemptOver(one.key, "CANCELLED", message), LeaseEnd.CANCELLED)
+        self._enter(_Attempt(request, session, lease_s=lease_s, deadline_unix_s=deadline_unix_s))
 
     def release(self, key: RequestKey, lease_id: int) -> None:
         """The router needs the lease no longer. Another request's lease is left alone."""
@@ -277,19 +165,19 @@ class PrefillDesk:
 
     def end_waiting(self, message: str) -> None:
         """End what has not begun to run, so that the router sends it elsewhere."""
-        for attempt in [one for one in self._attempts.values() if not one.started]:
+        for attempt in self._waiting():
             self._close(attempt, AttemptOver(attempt.key, "UNAVAILABLE", message), LeaseEnd.ROLE_CHANGE)
 
     def end_everything(self, message: str, lease_end: LeaseEnd) -> None:
         """End all attempts (role change, shutdown)."""
-        for attempt in list(self._attempts.values()):
+        for attempt in self._all():
             self._close(attempt, AttemptOver(attempt.key, "UNAVAILABLE", message), lease_end)
 
     def engine_lost(self, error: WeirError) -> None:
         """The engine is gone: no event will come any more; all attempts are over."""
-        for attempt in list(self._attempts.values()):
+        for attempt in self._all():
             self._end_lease(attempt, LeaseEnd.SHUTDOWN)
-            self._forget(attempt, _over(attempt.key, error))
+            self._forget(attempt, ended_by(attempt.key, error))
 
     # -- engine events ----------------------------------------------------------------------------------
 
@@ -297,7 +185,7 @@ class PrefillDesk:
         """The engine did not take the request."""
         attempt = self._attempts.get(key)
         if attempt is not None:
-            self._forget(attempt, attempt.closing or _over(key, error))
+            self._forget(attempt, attempt.closing or ended_by(key, error))
 
     def on_events(self, events: Iterable[Event], now_unix_s: float) -> None:
         """News of an engine step; events of keys that are not here are left alone."""
@@ -339,7 +227,7 @@ class PrefillDesk:
             try:
                 attempt.lease_id = self.leases.open(attempt.key, attempt.session, deadline, blocks)
             except (ResourceExhausted, FailedPrecondition) as error:
-                self._close(attempt, _over(attempt.key, error), LeaseEnd.CANCELLED)
+                self._close(attempt, ended_by(attempt.key, error), LeaseEnd.CANCELLED)
                 return
             self._by_lease[attempt.lease_id] = attempt.key
         else:
@@ -389,16 +277,14 @@ class PrefillDesk:
             self._tell_first_token(attempt, event.reason, event.usage)
             self._forget(attempt, AttemptOver(attempt.key, "OK"))
         elif event.error is not None:
-            self._forget(attempt, _over(attempt.key, event.error))
+            self._forget(attempt, ended_by(attempt.key, event.error))
         else:
             self._forget(attempt, AttemptOver(attempt.key, "CANCELLED", "cancelled"))
 
     # -- inside -----------------------------------------------------------------------------------------
 
-    def _remember_cancel(self, request_id: str, attempt: int) -> None:
-        self._cancelled[request_id] = max(attempt, self._cancelled.pop(request_id, attempt))
-        if len(self._cancelled) > MAX_REMEMBERED_CANCELS:
-            self._cancelled.popitem(last=False)
+    def _stop(self, attempt: _Attempt, over: AttemptOver) -> None:
+        self._close(attempt, over, LeaseEnd.CANCELLED)
 
     def _close(self, attempt: _Attempt, over: AttemptOver, lease_end: LeaseEnd) -> None:
         """Begin to end it. Held KV is given back at once; running work is stopped and its end awaited."""
@@ -420,26 +306,4 @@ class PrefillDesk:
 
     def _forget(self, attempt: _Attempt, over: AttemptOver) -> None:
         assert attempt.lease_id == 0, attempt
-        key = attempt.key
-        del self._attempts[key]
-        mine = self._by_request[key.request_id]
-        del mine[key.attempt]
-        if not mine:
-            del self._by_request[key.request_id]
-        self._tell(attempt.session, over)
-
-    def _tell(self, session: str, news: News) -> None:
-        found = self._sessions.get(session)
-        if found is None:
-            return
-        if len(found.news) >= self._max_news:
-            found.overflowed = True
-            return
-        found.news.append(news)
-
-
-def _over(key: RequestKey, error: WeirError) -> AttemptOver:
-    retry_after_s = error.retry_after_s if isinstance(error, ResourceExhausted) else None
-    # A worker with more room may take what this one can never hold: that is not the request's fault.
-    too_large = isinstance(error, InvalidArgument) and error.field == LENGTH
-    return AttemptOver(key, "OUT_OF_RANGE" if too_large else error.code, str(error), retry_after_s)
+        self._leave(attempt, over)

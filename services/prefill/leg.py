@@ -6,15 +6,15 @@ sessions with news are woken, the timer is set to the next lease deadline.
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
+from weir.attempts.desk import AddRequest, CancelRequest
+from weir.attempts.leg import EnginePort, Leg, RouterSession
 from weir.clock import Clock
 from weir.engine.engine import Engine
 from weir.engine.output import Event
 from weir.engine.request import EngineRequest
-from weir.errors import WeirError
 from weir.ids import RequestKey
-from weir.services.prefill.desk import AddRequest, CancelRequest, News, Order, PrefillDesk
+from weir.services.prefill.desk import Order, PrefillDesk
 from weir.services.prefill.traces import PrefillTraces
 from weir.transfer.lease import LeaseEnd
 from weir.transfer.plan import Completion
@@ -22,37 +22,7 @@ from weir.transfer.plan import Completion
 TIMER_SLACK_S = 0.001
 
 
-class EnginePort(Protocol):
-    """The way to the step thread."""
-
-    def submit(self, command: Callable[[Engine], None]) -> None:
-        """Run ``command`` on the step thread before its next step."""
-        ...
-
-    def interrupt(self, key: RequestKey) -> None:
-        """A cancel of ``key`` is coming: do not finish a step that works mostly for it."""
-        ...
-
-
-class PrefillSession:
-    """A router's stream, as the leg sees it."""
-
-    def __init__(self, name: str, router_id: str) -> None:
-        self.name = name
-        self.router_id = router_id
-        self.wake = asyncio.Event()
-        self.ended = False
-        self.error: WeirError | None = None
-        """What the stream ends with, if not well."""
-
-    def end(self, error: WeirError | None = None) -> None:
-        """No more news will be sent."""
-        self.ended = True
-        self.error = self.error or error
-        self.wake.set()
-
-
-class PrefillLeg:
+class PrefillLeg(Leg[PrefillDesk, PrefillTraces]):
     """Owns the desk. ``leases_open(bool)`` is told whether completions may come."""
 
     def __init__(
@@ -65,64 +35,13 @@ class PrefillLeg:
         leases_open: Callable[[bool], None] = lambda expected: None,
         traces: PrefillTraces | None = None,
     ) -> None:
-        self.desk = desk
-        self._port = port
-        self._clock = clock
-        self._grace_s = session_grace_s
+        super().__init__(desk, port, clock, session_grace_s=session_grace_s, traces=traces)
         self._leases_open = leases_open
-        self._traces = traces
-        self._loop = asyncio.get_running_loop()
-        self._sessions: dict[str, PrefillSession] = {}
-        self._lost: dict[str, tuple[str, asyncio.TimerHandle]] = {}
-        self._opened = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    @property
-    def open_sessions(self) -> int:
-        """Streams that are up."""
-        return len(self._sessions)
-
-    # -- sessions ---------------------------------------------------------------------------------------
-
-    def open(self, router_id: str) -> PrefillSession:
-        """A router's new stream; what an older stream of the same router left behind is stopped."""
-        for session in [one for one in self._sessions.values() if one.router_id == router_id]:
-            self._sessions.pop(session.name)
-            session.end()
-            self.desk.end_session(session.name)
-        for name in [name for name, (router, _) in self._lost.items() if router == router_id]:
-            self._end_lost(name)
-        self._opened += 1
-        opened = PrefillSession(f"{router_id}#{self._opened}", router_id)
-        self._sessions[opened.name] = opened
-        self.desk.open_session(opened.name)
-        self.pump()
-        return opened
-
-    def lose(self, session: PrefillSession) -> None:
-        """The stream is gone; its attempts are stopped after the grace. Idempotent."""
-        session.end()
-        if self._sessions.pop(session.name, None) is None:
-            return
-        self.desk.drop_news(session.name)
-        timer = self._loop.call_later(self._grace_s, self._end_lost, session.name)
-        self._lost[session.name] = (session.router_id, timer)
-
-    def _end_lost(self, name: str) -> None:
-        _, timer = self._lost.pop(name)
-        timer.cancel()
-        self.desk.end_session(name)
-        self.pump()
-
-    def take_news(self, session: PrefillSession) -> list[News]:
-        """News to send; ResourceExhausted when the router does not keep up."""
-        return self.desk.take_news(session.name)
 
     # -- commands ---------------------------------------------------------------------------------------
 
-    def begin(self, session: PrefillSession, request: EngineRequest, lease_s: float, traceparent: str = "") -> None:
+    def begin(self, session: RouterSession, request: EngineRequest, lease_s: float, traceparent: str = "") -> None:
         """Start a prefill; ``traceparent`` is the trace it belongs to."""
         known = request.key in self.desk
         deadline_unix_s = None
@@ -132,14 +51,6 @@ class PrefillLeg:
         self.desk.begin(session.name, request, lease_s, deadline_unix_s)
         if self._traces is not None and not known and request.key in self.desk:
             self._traces.begin(request.key, traceparent, request.context_len)
-
-    def refuse(self, session: PrefillSession, key: RequestKey, error: WeirError) -> None:
-        """Tell the router that a prefill is not begun."""
-        self.desk.refuse(session.name, key, error)
-
-    def cancel(self, request_id: str, attempt: int, reason: str) -> None:
-        """Stop an attempt and older ones."""
-        self.desk.cancel(request_id, attempt, reason)
 
     def release(self, key: RequestKey, lease_id: int) -> None:
         """The router says that a lease may end."""
@@ -160,22 +71,12 @@ class PrefillLeg:
         self.desk.end_everything(message, reason)
         self.pump()
 
-    async def wait_idle(self) -> None:
-        """Return when no attempt is left."""
-        await self._idle.wait()
-
     def close(self) -> None:
         """Stop all timers."""
-        for _, timer in self._lost.values():
-            timer.cancel()
+        self._cancel_lost()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def close_sessions(self, error: WeirError | None = None) -> None:
-        """Let the streams end after what they still have to send, with ``error`` if there is one."""
-        for session in list(self._sessions.values()):
-            session.end(error)
 
     # -- engine -----------------------------------------------------------------------------------------
 
@@ -186,38 +87,15 @@ class PrefillLeg:
         self.desk.on_events(events, self._clock.unix_s())
         self.pump()
 
-    def engine_lost(self, error: WeirError) -> None:
-        """The step thread died."""
-        if self._traces is not None:
-            self._traces.engine_lost(error)
-        self.desk.engine_lost(error)
-        self.pump()
-
-    def _refused(self, key: RequestKey, error: WeirError) -> None:
-        if self._traces is not None:
-            self._traces.refused(key, error)
-        self.desk.refused(key, error)
-        self.pump()
-
     # -- inside -----------------------------------------------------------------------------------------
 
     def pump(self) -> None:
         """Act on what was told to the desk since the last pump."""
-        orders = self.desk.take_orders()
-        if orders:
-            self._port.submit(lambda engine: self._execute(engine, orders))
-            for order in orders:
-                if isinstance(order, CancelRequest):
-                    self._port.interrupt(order.key)
-        for session in self._sessions.values():
-            if self.desk.has_news(session.name):
-                session.wake.set()
+        self._submit(self.desk.take_orders(), self._execute)
+        self._wake_sessions()
         self._leases_open(self.desk.leases.open_count > 0)
         self._arm()
-        if len(self.desk):
-            self._idle.clear()
-        else:
-            self._idle.set()
+        self._say_idle(not len(self.desk))
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -232,18 +110,11 @@ class PrefillLeg:
         self.desk.expire(self._clock.unix_s())
         self.pump()
 
-    def _execute(self, engine: Engine, orders: list[Order]) -> None:
+    def _execute(self, engine: Engine, order: Order) -> None:
         """Runs on the step thread."""
-        for order in orders:
-            if isinstance(order, AddRequest):
-                self._add(engine, order.request)
-            elif isinstance(order, CancelRequest):
-                engine.cancel(order.key)
-            else:
-                engine.release_kv(order.key)
-
-    def _add(self, engine: Engine, request: EngineRequest) -> None:
-        try:
-            engine.add(request)
-        except WeirError as error:
-            self._loop.call_soon_threadsafe(self._refused, request.key, error)
+        if isinstance(order, AddRequest):
+            self._add(engine, order.request)
+        elif isinstance(order, CancelRequest):
+            engine.cancel(order.key)
+        else:
+            engine.release_kv(order.key)

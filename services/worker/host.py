@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import grpc.aio
 import psutil
 
+from weir.attempts.wire import WorkerFacts
 from weir.clock import Clock
 from weir.config import WorkerConfig
 from weir.engine.engine import Engine
@@ -166,30 +167,10 @@ class WorkerHost:
     def register(self, server: grpc.aio.Server) -> list[str]:
         """Add the three services; returns their full names."""
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(
-            PrefillServicer(
-                self.prefill,
-                self.key,
-                self.clock,
-                eos_token_ids=self.parts.eos_token_ids,
-                context_tokens=self.parts.context_tokens,
-                welcome=self.welcome,
-                load=self.load_report,
-                check_open=self.gate.check_prefills,
-            ),
-            server,
+            PrefillServicer(self.prefill, self._facts(self.gate.check_prefills)), server
         )
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(
-            DecodeServicer(
-                self.decode,
-                self.key,
-                self.clock,
-                eos_token_ids=self.parts.eos_token_ids,
-                context_tokens=self.parts.context_tokens,
-                welcome=self.welcome,
-                load=self.load_report,
-                check_open=self.gate.check_decodes,
-            ),
-            server,
+            DecodeServicer(self.decode, self._facts(self.gate.check_decodes)), server
         )
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(self), server)
         return [
@@ -197,6 +178,17 @@ class WorkerHost:
             "weir.rpc.v1.DecodeService",
             "weir.rpc.v1.WorkerService",
         ]
+
+    def _facts(self, check_open: Callable[[], None]) -> WorkerFacts:
+        return WorkerFacts(
+            worker=self.key,
+            clock=self.clock,
+            eos_token_ids=self.parts.eos_token_ids,
+            context_tokens=self.parts.context_tokens,
+            welcome=self.welcome,
+            load=self.load_report,
+            check_open=check_open,
+        )
 
     async def start(self, address: str) -> None:
         """Begin to step, to listen and to be found at ``address``. Raises Unavailable without a registry."""

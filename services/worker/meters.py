@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
+from weir.attempts.leg import EnginePort
 from weir.clock import Clock
 from weir.engine.engine import Engine
 from weir.engine.output import EngineLoad, Event, Finished, Started, StepOutput, Usage
@@ -12,7 +13,6 @@ from weir.errors import KvReadVoid
 from weir.ids import RequestKey
 from weir.lifecycle import Role
 from weir.services.decode.desk import BeginRead
-from weir.services.prefill.leg import EnginePort
 from weir.services.worker.load import LoadTracker
 from weir.telemetry.metrics import WorkerMetrics
 from weir.telemetry.metrics_labels import CONCURRENCY

@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 from tests.simulation.plan import Fault, Plan, make_plan
 from tests.simulation.world import run_plan
+from weir.attempts.leg import RouterSession
 from weir.engine.scheduler import Scheduler
 from weir.errors import KvReadVoid
 from weir.ids import RequestKey, WorkerKey
@@ -24,7 +25,7 @@ from weir.rpc.v1 import decode_pb2, prefill_pb2
 from weir.services.decode.desk import DecodeDesk
 from weir.services.decode.reads import Action, ReadResult, SequenceReads
 from weir.services.prefill.desk import PrefillDesk, _Attempt
-from weir.services.prefill.leg import PrefillLeg, PrefillSession
+from weir.services.prefill.leg import PrefillLeg
 from weir.services.router.commands import PublishCancel, SendBeginDecode, SendBeginPrefill, SendCancel, SendFirstToken
 from weir.services.router.entry import Entry
 from weir.services.router.events import LifecyclePublisher
@@ -197,7 +198,7 @@ def _never_lapses() -> Planting:
 
 
 def _session_loss_ignored() -> Planting:
-    def lose(self: PrefillLeg, session: PrefillSession) -> None:
+    def lose(self: PrefillLeg, session: RouterSession) -> None:
         session.end()
         if self._sessions.pop(session.name, None) is not None:
             self.desk.drop_news(session.name)
@@ -240,7 +241,7 @@ def _same_attempt() -> Planting:
 
 def _cancels_newer() -> Planting:
     def cancel(self: DecodeDesk, request_id: str, attempt: int, reason: str = "") -> None:
-        from weir.services.decode.desk import AttemptOver
+        from weir.attempts.desk import AttemptOver
 
         for one in list(self._by_request.get(request_id, {}).values()):
             self._close(one, AttemptOver(one.key, "CANCELLED", "cancelled"))

@@ -1,8 +1,9 @@
 """A sequence that is bound again to the decode worker it was on, after its router's session broke."""
 
 from tests.unit.worker.kv_cases import KEY, OURS, peer, request
+from weir.attempts.desk import AttemptOver
 from weir.engine.request import Mode
-from weir.services.decode.desk import AttemptOver, DecodeDesk
+from weir.services.decode.desk import DecodeDesk
 
 
 def test_the_same_attempt_in_a_new_session_is_told_to_come_back() -> None:

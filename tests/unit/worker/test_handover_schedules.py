@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.worker.kv_cases import OURS
 from tests.unit.worker.pool_model import EOS, VOCAB, continuation, make_parts
+from weir.attempts.desk import AddRequest, AttemptOver, CancelRequest
 from weir.clock import ManualClock
 from weir.config import WorkerConfig
 from weir.engine.engine import Engine
@@ -125,7 +126,7 @@ class World:
     def hear_p(self) -> None:
         for news in self.prefill.take_news(SESSION):
             key = news.ticket.key if isinstance(news, prefill_desk.TicketIssued) else news.key
-            if isinstance(news, prefill_desk.AttemptOver):
+            if isinstance(news, AttemptOver):
                 self.over["p", key] = self.over.get(("p", key), 0) + 1
             one = self.current(key)
             if one is None:
@@ -136,12 +137,12 @@ class World:
             elif isinstance(news, prefill_desk.FirstTokenMade):
                 self.to_d.append(("token", (key, news.index, news.token)))
                 self.token(one, news.index, (news.token,), news.finish)
-            elif isinstance(news, prefill_desk.AttemptOver) and news.code != "OK":
+            elif isinstance(news, AttemptOver) and news.code != "OK":
                 self.next_attempt(one)
 
     def hear_d(self) -> None:
         for news in self.decode.take_news(SESSION):
-            if isinstance(news, decode_desk.AttemptOver):
+            if isinstance(news, AttemptOver):
                 self.over["d", news.key] = self.over.get(("d", news.key), 0) + 1
             one = self.current(news.key)
             if one is None:
@@ -155,7 +156,7 @@ class World:
                     self.to_d.extend(("ticket", ticket) for ticket in one.tickets)
                 else:
                     self.next_attempt(one)
-            elif isinstance(news, decode_desk.AttemptOver) and news.code != "OK":
+            elif isinstance(news, AttemptOver) and news.code != "OK":
                 self.next_attempt(one)
 
     # -- workers ----------------------------------------------------------------------------------------
@@ -184,9 +185,9 @@ class World:
 
     def pump_p(self) -> None:
         for order in self.prefill.take_orders():
-            if isinstance(order, prefill_desk.AddRequest):
+            if isinstance(order, AddRequest):
                 self.add(self.p.engine, self.prefill, order.request)
-            elif isinstance(order, prefill_desk.CancelRequest):
+            elif isinstance(order, CancelRequest):
                 self.p.engine.cancel(order.key)
             else:
                 assert self.p.engine.release_kv(order.key)
@@ -194,9 +195,9 @@ class World:
     def pump_d(self) -> None:
         engine = self.d.engine
         for order in self.decode.take_orders():
-            if isinstance(order, decode_desk.AddRequest):
+            if isinstance(order, AddRequest):
                 self.add(engine, self.decode, order.request)
-            elif isinstance(order, decode_desk.CancelRequest):
+            elif isinstance(order, CancelRequest):
                 engine.cancel(order.key)
             elif isinstance(order, decode_desk.GiveFirstToken):
                 engine.first_token(order.key, order.token)

@@ -5,21 +5,12 @@ import itertools
 import pytest
 
 from tests.unit.worker.kv_cases import NOW_UNIX_S, OURS, SOURCE, request
+from weir.attempts.desk import AddRequest, AttemptOver, AttemptStarted, CancelRequest
 from weir.engine.output import Event, Finished, Preempted, Prefilled, Progress, SealedBlock, Started, TokensOut, Usage
 from weir.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
 from weir.ids import RequestKey
 from weir.lifecycle import FinishReason
-from weir.services.prefill.desk import (
-    AddRequest,
-    AttemptOver,
-    AttemptStarted,
-    CancelRequest,
-    FirstTokenMade,
-    News,
-    PrefillDesk,
-    ReleaseKv,
-    TicketIssued,
-)
+from weir.services.prefill.desk import FirstTokenMade, News, PrefillDesk, ReleaseKv, TicketIssued
 from weir.transfer.lease import LeaseEnd, LeaseTable
 
 KEY = RequestKey("r-1", 1)
