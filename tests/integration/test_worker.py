@@ -373,7 +373,7 @@ async def test_pressure_is_waited_out() -> None:
             await pair.begin(name, prompt)
         await pair.p.send(begin_prefill("r-huge", prompt_of(200)))
         over = await pair.p.ended("r-huge")
-        assert over.code == "INVALID_ARGUMENT"
+        assert over.code == "OUT_OF_RANGE"
         assert "the pool has 30" in over.message
         for name, prompt in prompts.items():
             assert await pair.tokens(name) == continuation(prompt, 8), name
