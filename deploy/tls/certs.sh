@@ -3,7 +3,8 @@
 #
 # Writes ca.pem ca-key.pem cert.pem key.pem tokens into DIR; nothing that is there is overwritten. The certificate
 # carries the DNS name "weir", by which services know each other (security.server_name), and each NAME: the names or
-# IP addresses under which clients reach the router. Keep ca-key.pem away from the machines that serve.
+# IP addresses under which clients reach the router. With GROUP set, that group may read key and tokens. Keep
+# ca-key.pem away from the machines that serve.
 set -eu
 
 [ $# -ge 1 ] || { echo "usage: certs.sh DIR [NAME...]" >&2; exit 2; }
@@ -35,4 +36,9 @@ openssl x509 -req -in "$dir/request.pem" -CA "$dir/ca.pem" -CAkey "$dir/ca-key.p
 rm -f "$dir/request.pem" "$dir/extensions" "$dir/ca.srl"
 printf 'operator %s\n' "$(openssl rand -hex 24)" >"$dir/tokens"
 chmod 644 "$dir/ca.pem" "$dir/cert.pem"
+if [ -n "${GROUP:-}" ]; then
+    chgrp "$GROUP" "$dir/key.pem" "$dir/tokens"
+    chmod 640 "$dir/key.pem" "$dir/tokens"
+    chmod 755 "$dir"
+fi
 echo "wrote ca.pem ca-key.pem cert.pem key.pem tokens ($names) to $dir"

@@ -1,5 +1,6 @@
 """Certificates for tests, made by the script that users run."""
 
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -39,11 +40,13 @@ class Certificates:
         return SecurityConfig(enabled=True, **{**files, **changed})
 
 
-def make_certificates(folder: Path) -> Certificates:
-    """Run the script; skips the test where there is no openssl."""
+def make_certificates(folder: Path, group: int | None = None) -> Certificates:
+    """Run the script; skips the test where there is no openssl. ``group`` may read what is secret."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
-    subprocess.run([str(SCRIPT), str(folder), "localhost", "127.0.0.1"], check=True, capture_output=True)
+    environment = os.environ if group is None else {**os.environ, "GROUP": str(group)}
+    command = [str(SCRIPT), str(folder), "localhost", "127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True, env=environment)
     with (folder / "tokens").open("a") as tokens:
         tokens.write(f"\n# a client\nalice {ALICE}\n")
     return Certificates(folder)

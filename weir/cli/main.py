@@ -224,9 +224,10 @@ def health(
     timeout_s: Annotated[float, typer.Option(min=0.1, max=300, help="Longest wait")] = 4.0,
 ) -> None:
     """Exit 0 when the service says SERVING, 1 when it does not."""
+    from weir.cli.doors import security
     from weir.rpc.channel import wait_ready
 
-    run(wait_ready(address, timeout_s=timeout_s))
+    run(wait_ready(address, timeout_s=timeout_s, security=security()))
 
 
 @app.command(epilog="Example: weir profile --model demo --json profile.json")

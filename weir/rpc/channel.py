@@ -28,7 +28,7 @@ def channel(address: str, *, limits: RpcLimits | None = None, security: Security
     return grpc.aio.secure_channel(address, security.channel_credentials(), options=options)
 
 
-async def wait_ready(address: str, service: str = "", *, timeout_s: float) -> None:
+async def wait_ready(address: str, service: str = "", *, timeout_s: float, security: Security | None = None) -> None:
     """Return when ``service`` (empty: the whole server) at ``address`` is SERVING.
 
     Raises Unavailable with what was last seen after ``timeout_s``.
@@ -36,7 +36,7 @@ async def wait_ready(address: str, service: str = "", *, timeout_s: float) -> No
     seen = ["no answer"]
     try:
         async with asyncio.timeout(timeout_s):
-            async with channel(address) as probe:
+            async with channel(address, security=security) as probe:
                 while not await _watch_until_serving(probe, service, seen):  # noqa: ASYNC110
                     await asyncio.sleep(_RETRY_S)
     except TimeoutError:
