@@ -10,7 +10,7 @@ from weir.lifecycle import FinishReason
 from weir.services.router.timings import Timings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Accepted:
     """The request is admitted. ``request_id`` is minted here; ``created_unix_s`` is when it was received."""
 
@@ -35,7 +35,7 @@ class Delta:
     logprobs: Sequence[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Usage:
     """Token counts; local_compute + local_cache_hit + external_kv = prompt_tokens (see common.proto)."""
 
@@ -47,7 +47,7 @@ class Usage:
     external_kv_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Final:
     """The end. ``finish_reason`` is STOP or LENGTH; ``stop_string`` is the one that matched, or empty."""
 

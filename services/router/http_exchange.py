@@ -23,7 +23,7 @@ class ClientLeft(Exception):
     """The client went away before its request was read."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Head:
     """What a request begins with. ``headers``: names in lower case, the last of a name counts.
 

@@ -13,7 +13,7 @@ from weir.services.router.intake import MAX_LABEL_CHARS
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Labels:
     """Fields of an Ask that come in headers; empty and 0 are absent."""
 

@@ -23,21 +23,21 @@ INLINE_CHARS = 2048
 _SALT_KEY = b"weir.prefix.tenant.v1"  # the same in every router, or their prefix caches would not meet
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextPrompt:
     """Plain text."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenPrompt:
     """Token ids."""
 
     token_ids: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChatPrompt:
     """A chat for the model's own template. ``variables`` are further names that the template may read."""
 
@@ -49,7 +49,7 @@ class ChatPrompt:
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ask:
     """What a caller wants.
 
@@ -70,7 +70,7 @@ class Ask:
     traceparent: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Checked:
     """An Ask that may be admitted: ``sampling`` has its seed, ``prompt`` its token ids."""
 

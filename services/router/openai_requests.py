@@ -82,7 +82,7 @@ _UNSUPPORTED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """One request: what is asked of the router, and the shape of the answer."""
 

@@ -16,7 +16,7 @@ PREFILL_TOKENS_PER_SEQUENCE = 64
 """How many pending prefill tokens weigh like one more sequence in a mixed worker's batch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Demand:
     """What is to be placed: tokens to prefill, most tokens to generate, workers that failed it before.
 

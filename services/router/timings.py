@@ -26,7 +26,7 @@ class Stamps:
     worker_prefill_ms: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Timings:
     """Stages in milliseconds; admit + queue + prefill + first_token = ttft, + second_token + decode = e2e.
 
@@ -48,7 +48,7 @@ class Timings:
     attempts: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Served:
     """Who served a request, and how its KV travelled."""
 

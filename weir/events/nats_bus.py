@@ -20,7 +20,9 @@ from weir.events.subjects import check_pattern, check_subject
 _log = logging.getLogger(__name__)
 
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
-MAX_UNACKED = 64
+MAX_UNACKED = 256
+LINGER_S = 0.005
+"""How long an event that is only to be kept waits for others to be sent with it."""
 MAX_BACKLOG_BYTES = 16 << 20
 CLOSE_TIMEOUT_S = 1.0
 
@@ -32,6 +34,7 @@ class NatsBus:
         self._link = link
         self._outbox = Outbox(link.config.max_pending_events)
         self._wake = asyncio.Event()
+        self._urgent = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._published = self._received = self._handler_errors = 0
@@ -73,6 +76,8 @@ class NatsBus:
         self._outbox.add(Outgoing(subject, payload, all_headers, durable))
         self._idle.clear()
         self._wake.set()
+        if not durable:
+            self._urgent.set()
 
     async def subscribe(self, subject: str, handler: Handler) -> Subscription:
         """See EventBus. Raises Unavailable when the server does not confirm."""
@@ -121,6 +126,7 @@ class NatsBus:
         """Send what is buffered for at most CLOSE_TIMEOUT_S; the link stays with its owner."""
         if self._sender is None:
             return
+        self._urgent.set()
         if self._link.connected:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), CLOSE_TIMEOUT_S)
@@ -139,6 +145,7 @@ class NatsBus:
     async def _send_loop(self) -> None:
         while True:
             await self._wake.wait()
+            await self._linger()
             self._wake.clear()
             while len(self._outbox) and self._link.connected:
                 batch = self._outbox.take(MAX_UNACKED)
@@ -157,6 +164,13 @@ class NatsBus:
                     self._backoff.reset()
             if not len(self._outbox):
                 self._idle.set()
+
+    async def _linger(self) -> None:
+        if not self._urgent.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    await self._urgent.wait()
+        self._urgent.clear()
 
     async def _send(self, batch: list[Outgoing]) -> list[Outgoing]:
         """Send a batch of one kind; returns what the server did not take."""
