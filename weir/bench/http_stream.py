@@ -84,7 +84,7 @@ class HttpClient:
     @contextlib.asynccontextmanager
     async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[HttpAnswer]:
         """Send and wait for the answer's head. Raises Unavailable when the server cannot be reached or hangs up."""
-        connection = self._idle.pop() if self._idle else await self._open()
+        connection = await self._kept() or await self._open()
         answer: HttpAnswer | None = None
         try:
             answer = await self._exchange(connection, path, body, headers)
@@ -99,6 +99,15 @@ class HttpClient:
         """Close idle connections."""
         while self._idle:
             await self._idle.pop().close()
+
+    async def _kept(self) -> _Connection | None:
+        """One that the server has not closed meanwhile, as servers do after some seconds (vLLM after 5)."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.reader.at_eof():
+                return connection
+            await connection.close()
+        return None
 
     async def _open(self) -> _Connection:
         try:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from weir.bench.backends import Answer, OpenAiBackend, RequestFailed
+from weir.bench.http_stream import HttpClient
 from weir.bench.plan import LoadPlan, Prompt, Target
 from weir.bench.sse import SseReader
 from weir.bench.vllm_pd import VllmPdBackend
@@ -153,6 +154,18 @@ async def test_a_connection_that_breaks_is_unavailable() -> None:
             await backend.send(Prompt(3, (1,)), answer())
     with pytest.raises(Unavailable):
         await backend.send(Prompt(3, (1,)), answer())
+
+
+async def test_a_connection_that_the_server_closed_while_idle_is_not_used_again() -> None:
+    async with running([chunked(GOOD)]) as (server, _):
+        client = HttpClient(server.url)
+        for number in (1, 2):
+            async with client.post("/", b"{}", {}) as reply:
+                assert b"".join([piece async for piece in reply.pieces()]).endswith(DONE)
+            assert server.connections == number
+            server.answers.append(chunked(GOOD))  # it has closed the connection for want of one
+            assert await client._idle[0].reader.read() == b""
+        await client.close()
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:80", "http://"])
