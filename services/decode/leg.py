@@ -41,7 +41,8 @@ MAX_KNOWN_PEERS = 1024
 
 class DecodeLeg(Leg[DecodeDesk, DecodeTraces]):
     """Owns the desk and the tasks of the reads. ``on_read`` hears of each proven read, ``on_void`` of each other
-    one, ``on_completed`` of each lease whose KV has been proven.
+    one, ``on_completed`` of each lease whose KV has been proven. ``check_room(peer)`` raises when there is none
+    for a connection to it.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class DecodeLeg(Leg[DecodeDesk, DecodeTraces]):
         on_read: Callable[[BeginRead, ReadReport], None] = lambda order, report: None,
         on_void: Callable[[BeginRead, KvReadVoid], None] = lambda order, void: None,
         on_completed: Callable[[TransferCompleted], None] = lambda order: None,
+        check_room: Callable[[WorkerKey], None] = lambda peer: None,
         traces: DecodeTraces | None = None,
     ) -> None:
         super().__init__(desk, port, clock, session_grace_s=session_grace_s, traces=traces)
@@ -66,8 +68,10 @@ class DecodeLeg(Leg[DecodeDesk, DecodeTraces]):
         self._on_read = on_read
         self._on_void = on_void
         self._on_completed = on_completed
+        self._check_room = check_room
         self._reads: dict[RequestKey, set[asyncio.Task[ReadReport]]] = {}
         self._peers: dict[WorkerKey, PeerDescriptor] = {}
+        self._connected: set[WorkerKey] = set()
         self._side_tasks: set[asyncio.Task[None]] = set()
 
     # -- commands ---------------------------------------------------------------------------------------
@@ -109,6 +113,7 @@ class DecodeLeg(Leg[DecodeDesk, DecodeTraces]):
 
     def peer_gone(self, worker: WorkerKey) -> None:
         """A worker is dead or replaced: drop what is held for it; its reads end void."""
+        self._connected.discard(worker)
         if self._peers.pop(worker, None) is not None:
             self._spawn(self._transfer.disconnect(worker))
 
@@ -142,7 +147,7 @@ class DecodeLeg(Leg[DecodeDesk, DecodeTraces]):
     async def _read(self, order: BeginRead) -> ReadReport:
         async with self._slots:
             ticket = order.read.ticket
-            await self._transfer.connect(order.peer)
+            await self._connect(order.peer)
             self._know(order.peer)
             left_s = ticket.deadline_unix_s - self._clock.unix_s()
             timeout_s = max(MIN_READ_TIMEOUT_S, min(self._read_timeout_s, left_s))
@@ -171,13 +176,19 @@ class DecodeLeg(Leg[DecodeDesk, DecodeTraces]):
             self.pump()
             self._on_void(order, void)
 
+    async def _connect(self, peer: PeerDescriptor) -> None:
+        if peer.worker not in self._connected:
+            self._check_room(peer.worker)
+        await self._transfer.connect(peer)
+        self._connected.add(peer.worker)
+
     def _connect_early(self, peer: PeerDescriptor) -> None:
         self._know(peer)
-        self._spawn(self._connect(peer))
+        self._spawn(self._try_to_connect(peer))
 
-    async def _connect(self, peer: PeerDescriptor) -> None:
+    async def _try_to_connect(self, peer: PeerDescriptor) -> None:
         try:
-            await self._transfer.connect(peer)
+            await self._connect(peer)
         except WeirError as error:
             # The read itself will fail with it, and tell the router.
             _log.warning("cannot connect to %s: %s", peer.worker, error)

@@ -29,6 +29,7 @@ from weir.events.nats_trust import nats_trust
 from weir.events.registry import Registry
 from weir.ids import RequestIdMint, WorkerKey, mint_incarnation
 from weir.rpc.channel import channel
+from weir.rpc.descriptors import Descriptors, raise_descriptor_limit
 from weir.rpc.health import PATH_PREFIX
 from weir.rpc.limits import RpcLimits
 from weir.rpc.security import Part, Security, load_security
@@ -152,6 +153,8 @@ class RouterApp:
         self._clock = clock
         self.metrics = RouterMetrics()
         self.metrics.watch_bus(bus.stats)
+        self.descriptors = Descriptors(clock)
+        self.metrics.watch_descriptors(self.descriptors.stats)
         self.tracer = tracer or make_tracer(settings.telemetry, "router", router_id, clock, random_bits)
         SpanCollector(self.tracer).register(self.metrics.registry)
         self.publisher = LifecyclePublisher(bus, clock, router_id, incarnation)
@@ -218,6 +221,7 @@ class RouterApp:
             tokens=self._doors.tokens,
             tls=self._doors.tls,
             ui=self.settings.router.ui,
+            descriptors=self.descriptors,
         )
         return await self._door.start(bind)
 
@@ -314,6 +318,7 @@ async def run(
 
     Raises Unavailable when NATS or an address cannot be had, ModelError for a model that cannot be used.
     """
+    raise_descriptor_limit()
     clock = SystemClock()
     doors = Doors.of(settings.security)
     link = await NatsLink.connect(
@@ -365,6 +370,7 @@ async def _serve(
         reflection=settings.router.reflection,
         interceptors=doors.interceptors(),
         credentials=doors.credentials(),
+        descriptors=app.descriptors,
         stop=stop,
     )
 

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import httptools
 
 from weir.services.router.http_exchange import Exchange, Head
+from weir.services.router.openai_errors import HttpRefusal
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_PIPELINED = 32
@@ -37,8 +38,8 @@ class ConnectionOwner(Protocol):
         """It is gone."""
         ...
 
-    def serve(self, exchange: Exchange) -> None:
-        """Begin to answer a request."""
+    def serve(self, exchange: Exchange, unwelcome: HttpRefusal | None) -> None:
+        """Begin to answer a request; ``unwelcome``: of a connection that there was no room for."""
         ...
 
 
@@ -47,6 +48,8 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(self, owner: ConnectionOwner, loop: asyncio.AbstractEventLoop) -> None:
         self.paused = False
+        self.unwelcome: HttpRefusal | None = None
+        """What its requests are answered with, if there was no room for it when it came."""
         self.idle_since_s = loop.time()
         """When its last response was complete; of use only while ``idle``."""
         self._owner = owner
@@ -197,7 +200,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _serve(self, exchange: Exchange) -> None:
         self._serving = exchange
-        self._owner.serve(exchange)
+        self._owner.serve(exchange, self.unwelcome)
 
     def _pause_reading(self) -> None:
         if self._transport is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from weir.errors import InternalError, ResourceExhausted, Unavailable, WeirError
+from weir.rpc.descriptors import Descriptors
 from weir.rpc.tokens import HEADER, TokenBook, require_operator, tenant_for
 from weir.services.router.answer import Delta, Final
 from weir.services.router.generation import Generation
@@ -71,8 +72,12 @@ class HttpDoor:
         tokens: TokenBook | None = None,
         tls: TlsPair | None = None,
         ui: bool = True,
+        descriptors: Descriptors | None = None,
     ) -> None:
-        """``tokens`` None asks nobody for a token; ``tls`` None speaks plain HTTP; without ``ui`` there is no page."""
+        """``tokens`` None asks nobody for a token; ``tls`` None speaks plain HTTP; without ``ui`` there is no page.
+
+        ``descriptors`` None takes clients until there is none left.
+        """
         self._router = router
         self._tokens = tokens
         self._piece = piece
@@ -85,7 +90,9 @@ class HttpDoor:
             keep_alive_s=self._limits.keep_alive_s,
             stalled_client_s=self._limits.stalled_client_s,
             tls=tls,
+            room=self._room,
         )
+        self._descriptors = descriptors
         self._open: set[Exchange] = set()
         self._stopping = False
         self._routes: dict[str, tuple[tuple[str, ...], Handler]] = {
@@ -135,6 +142,16 @@ class HttpDoor:
             await handler(exchange)
         finally:
             self._open.discard(exchange)
+
+    def _room(self, held: int) -> HttpRefusal | None:
+        """What a new client is told when ``held`` others are connected and there is no room for it."""
+        try:
+            if self._descriptors is not None:
+                self._descriptors.check("http", "a new client", held)
+        except ResourceExhausted as error:
+            close = (("connection", "close"),)
+            return HttpRefusal(503, str(error), code="no_room", retry_after_s=error.retry_after_s, headers=close)
+        return None
 
     def _handler(self, method: str, path: str) -> Handler:
         methods, handler = self._routes.get(path, ((), None))

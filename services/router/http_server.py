@@ -14,12 +14,18 @@ from weir.clock import Clock, SystemClock
 from weir.errors import Unavailable
 from weir.services.router.http_connection import HttpConnection
 from weir.services.router.http_exchange import Exchange
+from weir.services.router.openai_errors import HttpRefusal
 
 _log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _BACKSTOP_S = 2.0
 _TICK_S = 1.0
+_HEALTH = "/health"
+_UNWELCOME_S = 2.0
+"""How long a connection that there was no room for may take to ask, and so to hear why."""
+_MAX_UNWELCOME = 16
+"""Of these at a time; further ones are cut at once."""
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 15, 5, 3
 
 Answer = Callable[[Exchange], Awaitable[None]]
@@ -43,7 +49,9 @@ class HttpServer:
     """Serves ``answer``, a task for each request. ``start`` once, ``stop`` once.
 
     Connections that are idle for ``keep_alive_s`` are closed, also those that never sent a whole request;
-    ``stalled_client_s``: one whose client takes nothing for this long is reset. A ``ConnectionOwner``.
+    ``stalled_client_s``: one whose client takes nothing for this long is reset. ``room(held)`` says what requests of
+    a new connection are answered with when there are ``held`` others and no room for it; health is always answered.
+    A ``ConnectionOwner``.
     """
 
     def __init__(
@@ -55,6 +63,7 @@ class HttpServer:
         stalled_client_s: float,
         tls: TlsPair | None = None,
         clock: Clock | None = None,
+        room: Callable[[int], HttpRefusal | None] = lambda held: None,
     ) -> None:
         self.max_body_bytes = max_body_bytes
         self.date = b""
@@ -63,6 +72,8 @@ class HttpServer:
         self._stalled_client_s = stalled_client_s
         self._tls = tls
         self._clock = clock or SystemClock()
+        self._room = room
+        self._unwelcome = 0
         self._server: asyncio.Server | None = None
         self._connections: set[HttpConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -117,33 +128,45 @@ class HttpServer:
         """Once a second: the date, and connections that are idle for too long."""
         loop = asyncio.get_running_loop()
         self.date = f"date: {formatdate(self._clock.unix_s(), usegmt=True)}\r\n".encode()
-        before_s = loop.time() - self._keep_alive_s
-        for connection in [c for c in self._connections if c.idle and c.idle_since_s < before_s]:
+        now_s = loop.time()
+        for connection in [c for c in self._connections if c.idle and now_s - c.idle_since_s > self._patience_s(c)]:
             connection.finish()
         self._timer = loop.call_later(_TICK_S, self._tick)
+
+    def _patience_s(self, connection: HttpConnection) -> float:
+        return self._keep_alive_s if connection.unwelcome is None else _UNWELCOME_S
 
     # ConnectionOwner
 
     def opened(self, connection: HttpConnection) -> None:
         """See ConnectionOwner."""
+        connection.unwelcome = self._room(len(self._connections) - self._unwelcome)
         self._connections.add(connection)
         self._empty.clear()
+        if connection.unwelcome is not None:
+            self._unwelcome += 1
+            if self._unwelcome > _MAX_UNWELCOME:
+                connection.cut()
 
     def closed(self, connection: HttpConnection) -> None:
         """See ConnectionOwner."""
         self._connections.discard(connection)
+        self._unwelcome -= connection.unwelcome is not None
         if not self._connections:
             self._empty.set()
 
-    def serve(self, exchange: Exchange) -> None:
+    def serve(self, exchange: Exchange, unwelcome: HttpRefusal | None) -> None:
         """See ConnectionOwner."""
-        task = asyncio.get_running_loop().create_task(self._run(exchange))
+        task = asyncio.get_running_loop().create_task(self._run(exchange, unwelcome))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, exchange: Exchange) -> None:
+    async def _run(self, exchange: Exchange, unwelcome: HttpRefusal | None) -> None:
         try:
-            await self._answer(exchange)
+            if unwelcome is None or exchange.head.path == _HEALTH:
+                await self._answer(exchange)
+            else:
+                await exchange.refuse(unwelcome, {})
         except Exception:
             # The door answers for its errors; one of its own must not leave a client waiting.
             _log.exception("request %s %s failed", exchange.head.method, exchange.head.path)

@@ -23,6 +23,7 @@ from weir.events.nats_trust import nats_trust
 from weir.events.registry import Registry
 from weir.events.subjects import check_token
 from weir.ids import WorkerKey, mint_incarnation, mint_worker_id
+from weir.rpc.descriptors import Descriptors, raise_descriptor_limit
 from weir.rpc.limits import RpcLimits
 from weir.rpc.security import Part, load_security
 from weir.rpc.server import RpcServer, install_stop_signals, serve
@@ -131,19 +132,22 @@ class _Process:
         self._server: RpcServer | None = None
         self._exporter: MetricsServer | None = None
         self._host: WorkerHost | None = None
+        raise_descriptor_limit()
+        self._descriptors = Descriptors(clock)
         self._stop = asyncio.Event()
         self._fault: WeirError | None = None
 
     async def connect(self) -> None:
         """Connect to NATS and compose the host."""
         metrics = WorkerMetrics(self._parts.model_name)
+        metrics.watch_descriptors(self._descriptors.stats)
         SpanCollector(self._tracer).register(metrics.registry)
         bus, registry = await self._events()
         self._host = WorkerHost(
             self._key,
             self._settings.worker,
             self._parts,
-            WorkerEdges(self._transfer, bus, registry),
+            WorkerEdges(self._transfer, bus, registry, self._descriptors),
             self._clock,
             metrics=metrics,
             tracer=self._tracer,
@@ -191,6 +195,7 @@ class _Process:
             credentials=None
             if self._security is None
             else self._security.server_credentials(clients_have_certificates=True),
+            descriptors=self._descriptors,
             stop=self._stop,
         )
         if self._fault is not None:

@@ -24,6 +24,7 @@ from weir.events.registry import Registry
 from weir.ids import RequestKey, WorkerKey
 from weir.lifecycle import Role
 from weir.rpc import convert
+from weir.rpc.descriptors import Descriptors
 from weir.rpc.v1 import (
     common_pb2,
     decode_pb2_grpc,
@@ -64,11 +65,12 @@ PEER_GRACE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerEdges:
-    """What connects a worker to the others; each has an in-memory twin."""
+    """What connects a worker to the others; each has an in-memory twin. ``descriptors`` None: as many as there are."""
 
     transfer: KvTransfer
     bus: EventBus
     registry: Registry
+    descriptors: Descriptors | None = None
 
 
 class WorkerHost:
@@ -159,6 +161,7 @@ class WorkerHost:
             on_read=self._on_read,
             on_void=self._on_void,
             on_completed=self._on_transfer_completed,
+            check_room=self._check_room,
             traces=DecodeTraces(self.tracer, self.clock) if self.tracer is not None else None,
         )
 
@@ -466,6 +469,11 @@ class WorkerHost:
 
     def _on_void(self, order: BeginRead, void: KvReadVoid) -> None:
         self.meters.read_void(order, void, self.transports.get(order.peer.worker.worker_id, ""))
+
+    def _check_room(self, peer: WorkerKey) -> None:
+        """Raises ResourceExhausted when there are no descriptors for a connection to ``peer``."""
+        if self.edges.descriptors is not None:
+            self.edges.descriptors.check("kv", f"a connection to {peer.worker_id}")
 
     def _on_transfer_completed(self, order: TransferCompleted) -> None:
         self.announcer.transfer_completed(order.key, order.lease_id, order.source)

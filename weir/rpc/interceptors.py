@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from weir.errors import InternalError, WeirError
+from weir.rpc.health import PATH_PREFIX
 from weir.rpc.status import abort_with
 
 _log = logging.getLogger(__name__)
@@ -33,7 +34,13 @@ Behavior = Callable[[Any, Context], Awaitable[Any]]
 
 
 class ErrorInterceptor(_ServerInterceptor):
-    """Maps what handlers raise: WeirError to its status, anything else to INTERNAL without a trace of it."""
+    """Maps what handlers raise: WeirError to its status, anything else to INTERNAL without a trace of it.
+
+    ``admit(peer)`` is called before each handler but those of health, and may raise what the call shall end with.
+    """
+
+    def __init__(self, admit: Callable[[str], None] | None = None) -> None:
+        self._admit = admit
 
     async def intercept_service(
         self,
@@ -44,7 +51,8 @@ class ErrorInterceptor(_ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return handler  # type: ignore[return-value]
-        return _wrapped(handler, handler_call_details.method)
+        method = handler_call_details.method
+        return _wrapped(handler, method, None if method.startswith(PATH_PREFIX) else self._admit)
 
 
 HANDLER_FORMS = {
@@ -55,7 +63,7 @@ HANDLER_FORMS = {
 }
 
 
-def _wrapped(handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
+def _wrapped(handler: Any, method: str, admit: Callable[[str], None] | None) -> grpc.RpcMethodHandler[Any, Any]:
     kind, make = HANDLER_FORMS[bool(handler.request_streaming), bool(handler.response_streaming)]
     behavior = getattr(handler, kind)
     if inspect.isasyncgenfunction(behavior):
@@ -63,7 +71,7 @@ def _wrapped(handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
     # Plain functions would run on gRPC's thread pool, outside this mapping.
     assert inspect.iscoroutinefunction(behavior), f"{method}: handlers are async"
     return make(
-        _guarded(behavior, method),
+        _guarded(behavior, method, admit),
         request_deserializer=handler.request_deserializer,
         response_serializer=handler.response_serializer,
     )
@@ -79,10 +87,12 @@ def _driven(behavior: Callable[[Any, Context], AsyncGenerator[Any, None]]) -> Be
     return drive
 
 
-def _guarded(behavior: Behavior, method: str) -> Behavior:
+def _guarded(behavior: Behavior, method: str, admit: Callable[[str], None] | None) -> Behavior:
     @functools.wraps(behavior)
     async def guard(request: Any, context: Context) -> Any:
         try:
+            if admit is not None:
+                admit(context.peer())
             return await behavior(request, context)
         except grpc.aio.AbortError:
             raise

@@ -43,9 +43,11 @@ def shared_options(limits: RpcLimits) -> Options:
     ]
 
 
-def server_options(limits: RpcLimits) -> Options:
-    """Options of a server."""
+def server_options(limits: RpcLimits, connections: int | None = None) -> Options:
+    """Options of a server. ``connections``: further ones are closed as soon as they are accepted."""
+    bound: Options = [] if connections is None else [("grpc.max_allowed_incoming_connections", connections)]
     return [
+        *bound,
         *shared_options(limits),
         # Two servers on one port would share its connections silently; a taken port must be an error.
         ("grpc.so_reuseport", 0),

@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection as grpc_reflection
 
 from weir.errors import Unavailable
+from weir.rpc.descriptors import Descriptors, PeerGate
 from weir.rpc.health import NOT_SERVING, SERVICE_NAME, SERVING, HealthServicer
 from weir.rpc.interceptors import ErrorInterceptor
 from weir.rpc.limits import RpcLimits, server_options
@@ -43,14 +44,16 @@ class RpcServer:
         reflection: bool = True,
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
         credentials: grpc.ServerCredentials | None = None,
+        descriptors: Descriptors | None = None,
     ) -> None:
-        """``credentials`` None serves without TLS."""
+        """``credentials`` None serves without TLS; ``descriptors`` None takes clients until none is left."""
         self.name = name
         self.port = 0
         self._bind = bind
         self._limits = limits or RpcLimits()
         self._reflection = reflection
-        self._interceptors = (*interceptors, ErrorInterceptor())
+        self._descriptors = descriptors
+        self._interceptors = (*interceptors, ErrorInterceptor(None if descriptors is None else PeerGate(descriptors)))
         self._credentials = credentials
         self._services: tuple[str, ...] = ()
         self._health: HealthServicer | None = None
@@ -67,7 +70,8 @@ class RpcServer:
         ``register`` returns the full names of its services. Raises Unavailable when the address is taken.
         """
         assert self._server is None, "a server starts once"
-        server = grpc.aio.server(interceptors=self._interceptors, options=server_options(self._limits))
+        connections = None if self._descriptors is None else self._descriptors.connections
+        server = grpc.aio.server(interceptors=self._interceptors, options=server_options(self._limits, connections))
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self._services = tuple(register(server))
@@ -129,13 +133,14 @@ async def serve(
     reflection: bool = True,
     interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     credentials: grpc.ServerCredentials | None = None,
+    descriptors: Descriptors | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
     """Run a service until ``stop`` is set, in the order drawn above; ``close`` runs whatever happens.
 
     ``stop`` None handles SIGTERM and SIGINT; an event given by the caller leaves signals alone (tests).
     ``on_started`` gets the server once its port is known; it calls ``set_ready(True)`` when all is ready. It is
-    cancelled when the stop comes first.
+    cancelled when the stop comes first. ``descriptors`` bounds the clients.
     """
     if stop is None:
         stop = asyncio.Event()
@@ -147,6 +152,7 @@ async def serve(
         reflection=reflection,
         interceptors=interceptors,
         credentials=credentials,
+        descriptors=descriptors,
     )
     try:
         await server.start(register)

@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from weir.errors import Unavailable
 from weir.events.bus import BusStats
+from weir.rpc.descriptors import DescriptorStats
 from weir.telemetry.metrics_labels import CONCURRENCY, INPUT_TOKENS, PATHS, Bounded
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -40,8 +41,11 @@ ENDS = ("finished", "failed", "rejected", "cancelled")
 RETRY_REASONS = ("prefill_lost", "decode_lost", "read_void", "rebind", "fault")
 REFUSAL_REASONS = (
     "slo_ttft", "slo_tpot", "active_limit", "queue_limit", "total_limit", "tenant_active_limit", "tenant_queue_limit",
-    "no_worker",
+    "no_worker", "too_large", "back_pressure",
 )  # fmt: skip
+ADVICE_IGNORED = ("dry_run", "old", "other_roles")
+DOORS = ("http", "grpc", "kv")
+"""Where somebody new may be refused for want of file descriptors; kv: a connection to another worker's memory."""
 BLOCK_STATES = ("free", "used", "cached", "leased", "quarantined")
 PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 
@@ -63,6 +67,10 @@ class ProcessMetrics:
     def watch_bus(self, stats: Callable[[], BusStats]) -> None:
         """Export the bus's counts, read when scraped."""
         self.registry.register(_BusCollector(stats))  # type: ignore[arg-type, unused-ignore]
+
+    def watch_descriptors(self, stats: Callable[[], DescriptorStats]) -> None:
+        """Export the process's file descriptors, counted when scraped."""
+        self.registry.register(_DescriptorCollector(stats))  # type: ignore[arg-type, unused-ignore]
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
         made = Histogram(name, text, ("model_name",), buckets=tuple(buckets), registry=self.registry)
@@ -456,6 +464,23 @@ class _Page(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: a scrape is no news."""
+
+
+class _DescriptorCollector:
+    def __init__(self, stats: Callable[[], DescriptorStats]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        """Families with the counts now."""
+        stats = self._stats()
+        yield GaugeMetricFamily("weir_descriptors_open", "File descriptors open.", value=stats.open)
+        yield GaugeMetricFamily("weir_descriptors_limit", "File descriptors allowed.", value=stats.limit)
+        refused = CounterMetricFamily(
+            "weir_connections_refused", "Refused for want of file descriptors, by door.", labels=("door",)
+        )
+        for door in DOORS:
+            refused.add_metric((door,), stats.refused.get(door, 0))
+        yield refused
 
 
 class _BusCollector:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from weir.clock import ManualClock
 from weir.events.bus import BusStats
+from weir.rpc.descriptors import DescriptorStats
 from weir.telemetry.metrics import ControllerMetrics, ProcessMetrics, RouterMetrics, WorkerMetrics
 from weir.telemetry.spans import SpanCollector, Tracer
 
@@ -70,6 +71,7 @@ def updated(document: str) -> str:
 def _made(make: type[ProcessMetrics]) -> ProcessMetrics:
     metrics = make() if make is ControllerMetrics else make("")
     metrics.watch_bus(BusStats)
+    metrics.watch_descriptors(lambda: DescriptorStats(0, 0))
     SpanCollector(Tracer("table", ManualClock(), lambda bits: 1)).register(metrics.registry)
     return metrics
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 import pytest_asyncio
 
 from tests.e2e.faults.tiny import NAME, TinyLlama, prompt_of
-from tests.e2e.faults.watched import Watched, exact, kill, state_of
+from tests.e2e.faults.watched import Watched, exact, kill, renewed, state_of
 from tests.e2e.quiet import assert_quiet
 from weir.cli.cluster import Cluster, ClusterSpec
 from weir.client import AsyncClient, Completion
@@ -139,29 +140,67 @@ async def patiently(client: AsyncClient, prompt: list[int], tokens: int) -> Comp
         while True:
             try:
                 return await client.complete(prompt, max_tokens=tokens, **GREEDY)
-            except Unavailable:
+            except (Unavailable, ResourceExhausted):
                 await asyncio.sleep(0.2)
 
 
+@contextlib.contextmanager
+def descriptors_left(pid: int, count: int) -> Iterator[None]:
+    """The process may open ``count`` more file descriptors (fewer than 0: it has too many already)."""
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (psutil.Process(pid).num_fds() + count, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
 async def test_no_files_left_on_the_decode_worker(narrow: Cluster, client: AsyncClient, tiny: TinyLlama) -> None:
-    """It cannot open a way to a new prefill worker: that is said, and over when there are files again."""
+    """It may open no way to a new prefill worker: the request ends with that reason; with files again all is well."""
     prompt = prompt_of(200, 140)
-    expected = tiny.greedy(prompt, 20)
     prefill, decode = narrow.workers
     await kill(prefill)
-    process = psutil.Process(decode.pid)
-    before = resource.prlimit(decode.pid, resource.RLIMIT_NOFILE)
     await narrow.restart_worker(prefill)
-    resource.prlimit(decode.pid, resource.RLIMIT_NOFILE, (process.num_fds() - 4, before[1]))
-    try:
-        try:
-            exact(await client.complete(prompt, max_tokens=20, timeout_s=30, **GREEDY), expected)
-        except (Unavailable, ResourceExhausted):
-            pass
-    finally:
-        resource.prlimit(decode.pid, resource.RLIMIT_NOFILE, before)
-    exact(await patiently(client, prompt, 20), expected)
+    await renewed(narrow)
+    for left in (20, -4):  # only what is kept for emergencies; none at all
+        with descriptors_left(decode.pid, left):
+            with pytest.raises(Unavailable, match="gave up after 3 attempts") as refused:
+                await client.complete(prompt, max_tokens=20, timeout_s=30, **GREEDY)
+        assert f"file descriptors are open: no room for a connection to {prefill.ready[1]}" in str(refused.value)
+    exact(await patiently(client, prompt, 20), tiny.greedy(prompt, 20))
     assert decode.exit_code is None
+
+
+async def test_few_files_left_on_the_router(narrow: Cluster, client: AsyncClient, tiny: TinyLlama) -> None:
+    """Who is connected is served; who is new is refused by name at both doors, with a time to come again."""
+    prompt = prompt_of(200, 142)
+    await client.state()
+    body = {"model": NAME, "prompt": prompt, "max_tokens": 5, "temperature": 0}
+    async with httpx.AsyncClient(base_url=f"http://{narrow.http_address}", timeout=30) as known:
+        assert (await known.get("/v1/models")).status_code == 200
+        async with AsyncClient(narrow.router_address) as another:
+            with descriptors_left(narrow.routers[0].pid, 20):
+                exact(await client.complete(prompt, max_tokens=20, **GREEDY), tiny.greedy(prompt, 20))
+                assert (await known.post("/v1/completions", json=body)).status_code == 200
+                for _ in range(3):
+                    with pytest.raises(
+                        ResourceExhausted, match="file descriptors are open: no room for a new client"
+                    ) as no:
+                        await another.complete(prompt, max_tokens=20, **GREEDY)
+                    assert no.value.retry_after_s == 1.0
+                for _ in range(3):
+                    async with httpx.AsyncClient(base_url=f"http://{narrow.http_address}", timeout=30) as new:
+                        answer = await new.post("/v1/completions", json=body)
+                        assert answer.status_code == 503
+                        assert answer.headers["retry-after"] == "1"
+                        assert answer.json()["error"]["code"] == "no_room"
+                        assert (
+                            "file descriptors are open: no room for a new client" in answer.json()["error"]["message"]
+                        )
+                metrics = (await known.get("/metrics")).text
+            exact(await patiently(another, prompt, 20), tiny.greedy(prompt, 20))
+        assert 'weir_connections_refused_total{door="grpc"} 3.0' in metrics
+        assert 'weir_connections_refused_total{door="http"} 3.0' in metrics
 
 
 async def test_no_files_left_on_the_router(narrow: Cluster, client: AsyncClient, tiny: TinyLlama) -> None:
@@ -169,14 +208,10 @@ async def test_no_files_left_on_the_router(narrow: Cluster, client: AsyncClient,
     prompt = prompt_of(200, 141)
     router = narrow.routers[0]
     await client.state()
-    before = resource.prlimit(router.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(router.pid, resource.RLIMIT_NOFILE, (psutil.Process(router.pid).num_fds(), before[1]))
     async with AsyncClient(narrow.router_address) as another:
-        try:
+        with descriptors_left(router.pid, 0):
             waiting = Watched(another, prompt, max_tokens=20, **GREEDY)
             exact(await client.complete(prompt, max_tokens=20, **GREEDY), tiny.greedy(prompt, 20))
-        finally:
-            resource.prlimit(router.pid, resource.RLIMIT_NOFILE, before)
-        with contextlib.suppress(Unavailable):
+        with contextlib.suppress(Unavailable, ResourceExhausted):
             exact(await waiting.outcome(), tiny.greedy(prompt, 20))
         exact(await patiently(another, prompt, 20), tiny.greedy(prompt, 20))
