@@ -21,7 +21,7 @@ from weir.services.router.generation import Generation
 from weir.services.router.http_exchange import ClientLeft, Exchange, check_json_body
 from weir.services.router.http_labels import Labels, parse_labels
 from weir.services.router.http_server import HttpServer, TlsPair
-from weir.services.router.http_stream import SseStream
+from weir.services.router.http_stream import Outflow, SseStream
 from weir.services.router.http_ui import ui_routes
 from weir.services.router.openai_errors import HttpRefusal, refusal_of
 from weir.services.router.openai_logprobs import Piece
@@ -93,6 +93,7 @@ class HttpDoor:
             room=self._room,
         )
         self._descriptors = descriptors
+        self._outflow = Outflow()
         self._open: set[Exchange] = set()
         self._stopping = False
         self._routes: dict[str, tuple[tuple[str, ...], Handler]] = {
@@ -229,7 +230,7 @@ class HttpDoor:
 
     async def _stream(self, exchange: Exchange, call: Call, generation: Generation, headers: Mapping[str, str]) -> None:
         answer = SseAnswer(call, generation.accepted, self._piece)
-        if not await SseStream(exchange, generation, answer, {**_SSE, **headers}).run():
+        if not await SseStream(self._outflow, exchange, generation, answer, {**_SSE, **headers}).run():
             _check_ended(exchange)
 
     async def _whole(self, exchange: Exchange, call: Call, generation: Generation, headers: Mapping[str, str]) -> None:

@@ -217,6 +217,11 @@ class Exchange:
         """Whether the client is slow; ``on_writable`` is called when it is so no more."""
         return self._wire.paused
 
+    @property
+    def complete(self) -> bool:
+        """Whether the last part of the response was given."""
+        return self._ended
+
     async def respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Send a whole response."""
         self.start(status, {**headers, "content-length": str(len(body))})

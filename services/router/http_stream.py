@@ -11,15 +11,43 @@ from weir.services.router.http_exchange import Exchange
 from weir.services.router.openai_responses import SseAnswer
 
 
+class Outflow:
+    """Lets all streams that have news write once, when the loop comes round: one callback, one write for each.
+
+    A worker's message has a token for each of many streams, and may have the end of an answer beside its last token.
+    """
+
+    def __init__(self) -> None:
+        self._due: list[SseStream] = []
+
+    def add(self, stream: SseStream) -> None:
+        """``stream`` has something to write."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._due.append(stream)
+
+    def _flush(self) -> None:
+        due, self._due = self._due, []
+        for stream in due:
+            stream.pump()
+
+
 class SseStream:
-    """Writes what comes when it comes, as part of the router's taking it; ``run`` once.
+    """Writes what comes, without a task's turn for each token; ``run`` once.
 
     While the client is slow nothing is taken from the generation, which holds at most one answer.
     """
 
     def __init__(
-        self, exchange: Exchange, generation: Generation, answer: SseAnswer, headers: Mapping[str, str]
+        self,
+        outflow: Outflow,
+        exchange: Exchange,
+        generation: Generation,
+        answer: SseAnswer,
+        headers: Mapping[str, str],
     ) -> None:
+        self._outflow = outflow
+        self._due = False
         self._exchange = exchange
         self._generation = generation
         self._answer = answer
@@ -31,35 +59,46 @@ class SseStream:
 
         Raises the WeirError that ended the request.
         """
-        self._generation.on_news = self._exchange.on_writable = self._pump
+        self._generation.on_news = self._exchange.on_writable = self._has_news
         try:
-            self._pump()
+            self.pump()
             return await self._done
         finally:
             self._generation.on_news = self._exchange.on_writable = None
 
-    def _pump(self) -> None:
-        """Whatever goes wrong here is the stream's affair, not of those who bring the tokens of others too."""
-        done = self._done
-        try:
-            while not done.done() and (not self._exchange.paused or self._exchange.aborted is not None):
-                event = self._generation.take()
-                if event is None:
-                    return
-                if type(event) is Delta:
-                    self._write(self._answer.delta(event))
-                elif type(event) is Final:
-                    self._write(self._answer.final(event), last=True)
-                    done.set_result(True)
-        except StopAsyncIteration:
-            done.set_result(False)
-        except Exception as error:
-            done.set_exception(error)
+    def _has_news(self) -> None:
+        if not self._due:
+            self._due = True
+            self._outflow.add(self)
 
-    def _write(self, chunk: bytes, *, last: bool = False) -> None:
-        exchange = self._exchange
-        if not exchange.started:
-            exchange.start(200, self._headers)
-            exchange.send(self._answer.opening() + chunk, last=last)
-        elif chunk or last:
-            exchange.send(chunk, last=last)
+    def pump(self) -> None:
+        """Write all there is, at once. What goes wrong is this stream's affair, not of those that come after it."""
+        self._due = False
+        exchange, done = self._exchange, self._done
+        if done.done() or (exchange.paused and exchange.aborted is None):
+            return
+        new = not exchange.started
+        chunk, ending = b"", None
+        try:
+            while (event := self._generation.take()) is not None:
+                if type(event) is Delta:
+                    chunk += self._opened() + self._answer.delta(event)
+                elif type(event) is Final:
+                    exchange.send(chunk + self._opened() + self._answer.final(event), last=True)
+                    done.set_result(True)
+                    return
+        except Exception as error:
+            ending = error
+        if not exchange.complete and (chunk or (new and exchange.started)):
+            exchange.send(chunk)
+        if isinstance(ending, StopAsyncIteration):
+            done.set_result(False)
+        elif ending is not None:
+            done.set_exception(ending)
+
+    def _opened(self) -> bytes:
+        """What precedes the first part of the answer; the status is given with it."""
+        if self._exchange.started:
+            return b""
+        self._exchange.start(200, self._headers)
+        return self._answer.opening()
