@@ -29,6 +29,8 @@ from weir.telemetry.metrics import ControllerMetrics
 from weir.telemetry.spans import Tracer
 
 MB = 1e6
+ADVICE_INTERVALS = 4
+"""Advice counts for this many intervals: one that is lost, or late, changes nothing."""
 
 
 def limits_of(config: ControllerConfig) -> BalanceLimits:
@@ -48,6 +50,7 @@ def limits_of(config: ControllerConfig) -> BalanceLimits:
         min_confirm_s=min(3.0, config.confirm_s),
         cooldown_s=config.cooldown_s,
         pending_s=config.pending_s,
+        advice_s=max(ADVICE_INTERVALS * config.interval_s, 1.0),
     )
 
 

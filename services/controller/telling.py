@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from weir.balance.decision import Action, Decision
@@ -30,6 +31,9 @@ def decision_event(
         cancels=decision.cancels,
         inputs=dict(decision.inputs),
         dry_run=dry_run,
+        local_share=decision.local_share,
+        admit_per_s=decision.admit_per_s,
+        epochs=decision.epochs,
     )
     for flip in decision.flips:
         event.flips.append(
@@ -39,7 +43,7 @@ def decision_event(
         )
     if decision.role is not None:
         event.role = role_to_pb(decision.role)
-    if decision.action.lasting:
+    if math.isfinite(decision.expires_s):
         event.expires_unix_s = clock.unix_s() + decision.expires_s - clock.monotonic_s()
     return event
 
@@ -53,6 +57,10 @@ def log_fields(decision: Decision) -> dict[str, object]:
         fields["role"] = decision.role.value
     if decision.worker_id:
         fields["worker"] = decision.worker_id
+    if decision.local_share:
+        fields["local_share"] = f"{decision.local_share:.4g}"
+    if decision.admit_per_s:
+        fields["admit_per_s"] = f"{decision.admit_per_s:.4g}"
     if decision.cancels:
         fields["cancels"] = decision.cancels
     fields |= {name: f"{decision.inputs[name]:.4g}" for name in SHOWN if name in decision.inputs}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 
 from weir.errors import ResourceExhausted
 from weir.services.router.commands import Admission
@@ -20,6 +21,8 @@ from weir.services.router.queue import FairQueue
 MARGIN = 0.9
 """Share of an SLO that the prediction may use up; the rest is for what cannot be predicted."""
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 60.0
+ROUTERS_ASKED = 8
+"""Workers whose word is taken for how many routers there are."""
 UNKNOWN_RETRY_S = 1.0
 """Least wait after a refusal for a bound: what ends, and when, is not foreseen."""
 
@@ -43,8 +46,14 @@ class Gate:
     def check(self, entry: Entry, queue: FairQueue | None, now_s: float) -> Promise:
         """Raises ResourceExhausted with an honest ``retry_after_s`` when its SLO is predicted to be missed.
 
-        Nobody is refused for want of knowledge: without workers, or measurements of them, all may wait.
+        And when the balance controller holds the cluster to fewer requests than come, whatever their SLOs. For its
+        SLO nobody is refused for want of knowledge: without workers, or measurements of them, all may wait.
         """
+        promise = self._promise(entry, queue, now_s)
+        self._heed_back_pressure(entry.admission.model, now_s)
+        return promise
+
+    def _promise(self, entry: Entry, queue: FairQueue | None, now_s: float) -> Promise:
         demand = entry.demand
         if demand.slo_ttft_ms == NEVER_S and demand.slo_tpot_ms == NEVER_S:
             return Promise(NEVER_S)
@@ -59,6 +68,18 @@ class Gate:
             return Promise(NEVER_S)
         received_s = now_s if demand.received_s is None else demand.received_s
         return Promise(received_s + (demand.slo_ttft_ms - forecast.compute_ms) / 1e3)
+
+    def _heed_back_pressure(self, model: str, now_s: float) -> None:
+        advice = self._fleet.counsel.current(now_s)
+        if advice is None:
+            return
+        views = islice(self._fleet.serving(model), ROUTERS_ASKED)
+        routers = max((view.load.routers for view in views), default=1)
+        wait_s = self._fleet.counsel.wait_s(routers, now_s)
+        if wait_s > 0.0:
+            self.refusals["back_pressure"] += 1
+            what = f"the cluster carries {advice.admit_per_s:.3g} requests/s, more are asked (decision {advice.number})"
+            raise ResourceExhausted(what, _bounded(wait_s))
 
     def retry_after_s(self, admission: Admission, queue: FairQueue | None, now_s: float) -> float:
         """When a request like this one, refused for a bound, may find room: once what is before it is worked off."""

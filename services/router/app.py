@@ -36,6 +36,7 @@ from weir.rpc.security import Part, Security, load_security
 from weir.rpc.server import RpcServer, serve
 from weir.rpc.tokens import TokenBook, TokenInterceptor
 from weir.rpc.v1 import router_pb2_grpc
+from weir.services.router.advice import Counsel
 from weir.services.router.book import RequestBook
 from weir.services.router.catalog import Catalog
 from weir.services.router.events import LifecyclePublisher
@@ -163,7 +164,7 @@ class RouterApp:
                 clock=clock,
                 fleet=fleet,
                 prefixes=prefixes,
-                book=_book(config, fleet, make_policy(config, prefixes, jitter), jitter),
+                book=_book(config, fleet, make_policy(config, prefixes, jitter, fleet.counsel), jitter),
                 catalog=catalog,
                 intake=Intake(
                     catalog,
@@ -247,7 +248,9 @@ class RouterApp:
             await asyncio.to_thread(self.tracer.shutdown)
 
 
-def make_policy(config: RouterConfig, prefixes: PrefixMap, draw: Callable[[], float]) -> Policy:
+def make_policy(
+    config: RouterConfig, prefixes: PrefixMap, draw: Callable[[], float], counsel: Counsel | None = None
+) -> Policy:
     """The policy that the configuration names; ``draw`` gives numbers in [0, 1)."""
     if config.policy == "least-loaded":
         return LeastLoaded()
@@ -257,7 +260,7 @@ def make_policy(config: RouterConfig, prefixes: PrefixMap, draw: Callable[[], fl
         max_joins=config.decode_joins,
         late_s=config.heartbeat_late_s,
     )
-    return SloPolicy(prefixes, options, draw)
+    return SloPolicy(prefixes, options, draw, counsel)
 
 
 def _salt(router_id: str, worker: WorkerKey) -> float:

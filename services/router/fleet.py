@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weir.balance.profile import Profile
 from weir.ids import WorkerKey
 from weir.lifecycle import Role
+from weir.services.router.advice import Counsel
 from weir.services.router.health import Breaker
 from weir.services.router.roster import Group, Roster
 from weir.services.router.speed import WorkerSpeed
@@ -382,6 +383,9 @@ class Fleet:
     def __init__(self, salt: Callable[[WorkerKey], float] = lambda worker: 0.0) -> None:
         self._workers: dict[WorkerKey, WorkerView] = {}
         self._rosters: dict[str, Roster] = {}
+        self._epochs: int | None = None
+        self.counsel = Counsel(self.epochs)
+        """What the balance controller advises."""
         self._salt = salt
         self._uses = 0
         self.stale = False
@@ -404,8 +408,8 @@ class Fleet:
         """Add a worker or renew what is known of it."""
         view = self._workers.get(info.key)
         if view is None:
-            view = self._workers[info.key] = WorkerView(info, self._salt(info.key), self._rosters.clear)
-            self._rosters.clear()
+            view = self._workers[info.key] = WorkerView(info, self._salt(info.key), self._changed)
+            self._changed()
         elif info.role_epoch >= view.info.role_epoch:
             view.info = info
         view.listed = True
@@ -414,7 +418,17 @@ class Fleet:
     def remove(self, key: WorkerKey) -> None:
         """Forget a worker."""
         self._workers.pop(key, None)
+        self._changed()
+
+    def _changed(self) -> None:
         self._rosters.clear()
+        self._epochs = None
+
+    def epochs(self) -> int:
+        """Sum of the role epochs of the workers that are listed: another one once any role, or who is there, is."""
+        if self._epochs is None:
+            self._epochs = sum(view.info.role_epoch for view in self._workers.values() if view.listed)
+        return self._epochs
 
     def serving(self, model: str) -> Roster:
         """Workers that may be given new work for ``model``; kept until one comes, goes or changes."""

@@ -188,6 +188,8 @@ class Placing:
             entry.stamps.worker_queue_ms = 0.0
         _note_route(entry, choice, now_s)
         self.decisions[choice.reason or "prefill worker"] += 1
+        local = choice.decode is not None and choice.prefill is None and choice.decode.info.role is Role.DECODE
+        self._fleet.counsel.placed(entry.demand.prompt_tokens, local=local, now_s=now_s)
         if choice.prefill is None:
             assert choice.decode is not None, "a choice names a worker"
             self._begin_local(entry, choice.decode, choice, now_s)

@@ -16,6 +16,7 @@ from weir.lifecycle import FinishReason
 from weir.models.detokenize import IncrementalDetokenizer
 from weir.rpc.convert import role_from_pb
 from weir.rpc.v1 import decode_pb2, events_pb2, kv_pb2, prefill_pb2
+from weir.services.router.advice import Advice
 from weir.services.router.answer import Accepted, ActiveRequest, Final, ModelInfo, RouterState
 from weir.services.router.book import RequestBook
 from weir.services.router.catalog import Catalog
@@ -480,6 +481,10 @@ class Router:
         """See ViewOwner."""
         if request_id in self._generations:
             self.cancel(request_id, reason or "cancelled")
+
+    def advised(self, advice: Advice) -> None:
+        """See ViewOwner."""
+        self._fleet.counsel.take(advice, self._clock.monotonic_s())
 
     def stale_changed(self, stale: bool) -> None:
         """See ViewOwner."""

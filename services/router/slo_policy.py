@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from weir.services.router.advice import Counsel
 from weir.services.router.fleet import WorkerView
 from weir.services.router.policy import Choice, Demand, Forecast, has_room
 from weir.services.router.prefixes import PrefixMap
@@ -34,6 +35,9 @@ DELAYED = 0.1
 """Weight of the delay that a local prefill causes to each sequence that decodes there."""
 BETTER = 0.8
 """A local prefill on a decode worker must be predicted this much better than another worker's."""
+ADVISED_WORSE = 2.0
+"""One that the balance controller advises may be predicted this much worse."""
+SATURATED, ADVISED = "prefill saturated", "advised"
 SATURATED_MS = 50.0
 JOIN_STRETCH = 0.3
 """Sequences on their way to a decode worker may stretch its step by this share."""
@@ -135,10 +139,13 @@ class _Case:
 
 
 class SloPolicy:
-    """See the module. ``prefixes`` is kept up to date by its owner."""
+    """See the module. ``prefixes`` is kept up to date by its owner, and so is ``counsel``: local prefill is heeded."""
 
-    def __init__(self, prefixes: PrefixMap, options: SloOptions, draw: Callable[[], float]) -> None:
+    def __init__(
+        self, prefixes: PrefixMap, options: SloOptions, draw: Callable[[], float], counsel: Counsel | None = None
+    ) -> None:
         self._prefixes = prefixes
+        self.counsel = counsel
         self._options = options
         self._draw = draw
 
@@ -223,23 +230,33 @@ class SloPolicy:
         best = _pick(self._locals(case.roster.decodes, case))
         if best is None or (prefills and not _has_slack(best, case)):
             return None
-        return best, "prefill saturated" if prefills else "no prefill worker"
+        return best, SATURATED if prefills else "no prefill worker"
 
     def _local_reason(self, case: _Case, rival: Quote, cached: int) -> str:
         """Why a decode worker might do it better than ``rival``; "" when there is no reason to look."""
         if case.prompt - cached <= self._options.local_tokens:
             return "cached prompt" if cached else "short prompt"
         if rival.missed or rival.wait_ms > max(SATURATED_MS, 2 * rival.compute_ms):
-            return "prefill saturated"
+            return SATURATED
+        if self.counsel is not None and self.counsel.local_due(case.now_s):
+            return ADVISED
         return ""
 
     def _local_on_decode(self, case: _Case, rival: tuple[Quote, str], reason: str) -> tuple[Quote, str]:
-        """``rival``, or a decode worker that is predicted to be much better and has the slack."""
+        """``rival``, or a decode worker that has the slack and is predicted to be much better.
+
+        Where the controller advises it, one that misses no more SLOs and is not much worse.
+        """
         rows = self._locals(case.roster.decodes, case)
-        if reason != "prefill saturated":
+        if reason not in (SATURATED, ADVISED):
             rows = [row for row in rows if case.prompt - row[3] <= self._options.local_tokens]
         best = _pick([row for row in rows if _has_slack(Quote(*row), case)])
-        return rival if best is None or not _much_better(best, rival[0]) else (best, reason)
+        if best is None:
+            return rival
+        if reason == ADVISED:
+            bearable = best.missed <= rival[0].missed and best.score <= ADVISED_WORSE * rival[0].score
+            return (best, reason) if bearable else rival
+        return (best, reason) if _much_better(best, rival[0]) else rival
 
     # quotes
 

@@ -1,4 +1,4 @@
-"""Follows the registry, load reports and cancellations on the bus, and keeps the fleet up to date by them.
+"""Follows the registry, load reports, cancellations and decisions on the bus, and keeps the fleet up to date by them.
 
 When the bus is away nothing is forgotten: the fleet is marked stale and served from as it is.
 """
@@ -17,10 +17,11 @@ from weir.errors import InvalidArgument
 from weir.events.bus import Event, EventBus, Subscription
 from weir.events.registry import ChangeKind, Registry, RegistryChange
 from weir.events.sequence import GapDetector, Order
-from weir.events.subjects import ALL_CANCELS, ALL_KV, ALL_LOADS
+from weir.events.subjects import ALL_CANCELS, ALL_KV, ALL_LOADS, DECISION
 from weir.ids import WorkerKey
 from weir.rpc.convert import fingerprint_from_pb, role_from_pb
 from weir.rpc.v1 import common_pb2, events_pb2, kv_pb2
+from weir.services.router.advice import Advice
 from weir.services.router.fleet import Load, WorkerInfo
 
 _log = logging.getLogger(__name__)
@@ -53,6 +54,10 @@ class ViewOwner(Protocol):
 
     def cancel_seen(self, request_id: str, reason: str) -> None:
         """Somebody wants a request to be stopped everywhere."""
+        ...
+
+    def advised(self, advice: Advice) -> None:
+        """The balance controller decided something."""
         ...
 
     def stale_changed(self, stale: bool) -> None:
@@ -140,6 +145,23 @@ def load_of(report: common_pb2.WorkerLoad) -> Load:
     )
 
 
+def advice_of(event: events_pb2.DecisionEvent) -> Advice:
+    """A decision as routers heed it; how long it lasts is told by the clock of who decided, not by this one."""
+    origin, lasts_s = event.origin, event.expires_unix_s - event.origin.unix_s
+    standing = event.action in (events_pb2.BALANCE_ACTION_LOCAL_PREFILL, events_pb2.BALANCE_ACTION_BACK_PRESSURE)
+    return Advice(
+        publisher=origin.publisher_id,
+        incarnation=origin.incarnation,
+        sequence=origin.sequence,
+        number=event.number,
+        lasts_s=lasts_s if standing and math.isfinite(lasts_s) else 0.0,
+        epochs=event.epochs,
+        local_share=event.local_share,
+        admit_per_s=event.admit_per_s or math.inf,
+        dry_run=event.dry_run,
+    )
+
+
 class FleetView:
     """``open`` once; ready when it returns. ``close`` once."""
 
@@ -156,6 +178,7 @@ class FleetView:
         self._subscriptions.append(await self._bus.subscribe(ALL_LOADS, self._guarded(self._on_load)))
         self._subscriptions.append(await self._bus.subscribe(ALL_KV, self._guarded(self._on_blocks)))
         self._subscriptions.append(await self._bus.subscribe(ALL_CANCELS, self._guarded(self._on_cancel)))
+        self._subscriptions.append(await self._bus.subscribe(DECISION, self._guarded(self._on_decision)))
         await self._registry.watch(self._on_change)
         self._owner.stale_changed(self._registry.stale)
 
@@ -204,6 +227,9 @@ class FleetView:
     def _on_cancel(self, event: Event) -> None:
         message = events_pb2.CancelEvent.FromString(event.payload)
         self._owner.cancel_seen(message.request_id, message.reason)
+
+    def _on_decision(self, event: Event) -> None:
+        self._owner.advised(advice_of(events_pb2.DecisionEvent.FromString(event.payload)))
 
     @staticmethod
     def _guarded(handler: Callable[[Event], None]) -> Callable[[Event], None]:

@@ -29,6 +29,10 @@ from weir.lifecycle import Role
 
 PRESSURE_ENDS = 0.9
 """Back-pressure that was advised is advised until less than this share of the capacity is asked for."""
+CHUNK_TOKENS = 512
+"""A prompt is computed in chunks of about this many tokens between decode steps."""
+PROBING = 1.1
+"""Under back-pressure this many times what was served lately is admitted, whatever the model says."""
 REVERSAL_COOLDOWNS = 4
 """A flip back within this many cooldowns needs twice the band."""
 
@@ -154,7 +158,7 @@ class BalanceController:
                 return replace(down, inputs=inputs)
             text = f"{found.now} carry {found.capacity:.3g} requests/s, {found.used:.0%} of it is asked"
             return replace(self._hold(now_s, text), inputs=inputs)
-        if limits.local_prefill and (local := self._local_prefill(found, now_s)):
+        if limits.local_prefill and (local := self._local_prefill(found, seen, now_s)):
             return replace(local, inputs=inputs)
         if flip := self._flip(found, ready, now_s):
             return replace(flip, inputs=inputs)
@@ -163,7 +167,8 @@ class BalanceController:
         self._pressed = found.used > (PRESSURE_ENDS if self._pressed else 1.0)
         if self._pressed:
             text = f"{found.demand:.3g} requests/s are asked, {found.now} carry {found.capacity:.3g}: {found.why}"
-            return replace(self._new(now_s, Action.BACK_PRESSURE, text), inputs=inputs)
+            advice = self._advice(now_s, seen, Action.BACK_PRESSURE, text)
+            return replace(advice, admit_per_s=_carried(found, seen), inputs=inputs)
         text = f"{found.now} are busy at {found.used:.0%}; no other roles carry {limits.band:.0%} more: {found.why}"
         return replace(self._hold(now_s, text), inputs=inputs)
 
@@ -172,7 +177,7 @@ class BalanceController:
         slow = found.queued_s > self.limits.slo.ttft_s / 2
         return found.used > self.limits.busy or slow or found.crowded > 0.5
 
-    def _local_prefill(self, found: Assessment, now_s: float) -> Decision | None:
+    def _local_prefill(self, found: Assessment, seen: Observation, now_s: float) -> Decision | None:
         """Prefill is short by less than decode can lend without missing the TPOT."""
         now, work, limits = found.now, found.sizing.work, self.limits
         if not (now.prefill and now.decode) or found.prefill_used <= limits.busy:
@@ -180,11 +185,19 @@ class BalanceController:
         excess = found.demand * work.prefill_s - limits.busy * (now.prefill + now.mixed)
         share = excess / now.decode
         room = share <= limits.local_share and found.decode_used + share <= limits.busy
-        if not room or found.sizing.step_s > limits.slo.tpot_s * (1 - share):
+        # Routers lend a decode worker only where the pause of one chunk leaves its sequences their TPOT.
+        pause_s = CHUNK_TOKENS / found.sizing.prefill_tokens_per_s
+        if not room or found.sizing.step_s + pause_s > limits.slo.tpot_s:
             return None
         text = f"prefill is used {found.prefill_used:.0%}; {share:.1%} of decode's time takes the rest"
         self._wish = None
-        return self._new(now_s, Action.LOCAL_PREFILL, text)
+        lent = excess / (found.demand * work.prefill_s)
+        return replace(self._advice(now_s, seen, Action.LOCAL_PREFILL, text), local_share=lent)
+
+    def _advice(self, now_s: float, seen: Observation, action: Action, text: str) -> Decision:
+        """What routers shall heed until it expires, as long as the roles are those that it rests on."""
+        epochs = sum(worker.epoch for worker in seen.workers)
+        return replace(self._new(now_s, action, text), expires_s=now_s + self.limits.advice_s, epochs=epochs)
 
     def _flip(self, found: Assessment, ready: Sequence[WorkerFacts], now_s: float) -> Decision | None:
         if found.gain < self.limits.band - 1e-9:
@@ -379,6 +392,16 @@ def _role_to_add(found: Assessment) -> Role:
     wanted = Roles(split.prefill, split.decode)
     missing_p = wanted.prefill - found.now.prefill
     return Role.PREFILL if missing_p > 0 and missing_p >= wanted.decode - found.now.decode else Role.DECODE
+
+
+def _carried(found: Assessment, seen: Observation) -> float:
+    """Requests/s to admit: what the roles carry by the model, or somewhat more than is seen to be prefilled.
+
+    The second, so that a model that thinks too little of the workers does not hold them back.
+    """
+    traffic = seen.traffic
+    served = traffic.produced_tokens_per_s / traffic.isl.mean if traffic.isl.mean > 0 else 0.0
+    return max(found.capacity, PROBING * served)
 
 
 def inputs_of(found: Assessment, seen: Observation) -> dict[str, float]:

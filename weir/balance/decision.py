@@ -46,7 +46,10 @@ class Decision:
     """One decision. ``number`` counts all of a controller; ``inputs`` is what ``reason`` rests on.
 
     FLIP and ALL_MIXED carry ``flips``, SCALE_UP ``role``, SCALE_DOWN ``worker_id``. ``expires_s`` is when a lasting one
-    is given up, by the controller's clock. ``cancels`` is the number of an earlier decision that must not go on.
+    is given up, or advice is void, by the controller's clock. ``cancels`` is the number of an earlier decision that
+    must not go on. LOCAL_PREFILL carries ``local_share``, of the prompt tokens that decode workers shall prefill;
+    BACK_PRESSURE ``admit_per_s``, requests that all routers together shall admit; both are about the workers whose
+    role epochs add up to ``epochs``.
     """
 
     number: int
@@ -58,6 +61,9 @@ class Decision:
     worker_id: str = ""
     expires_s: float = math.inf
     cancels: int = 0
+    local_share: float = 0.0
+    admit_per_s: float = 0.0
+    epochs: int = 0
     inputs: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -70,7 +76,8 @@ class BalanceLimits:
     used less than this. ``band``: the least gain in capacity for which roles change. ``confirm_s``: how long a need
     must last, shorter when the stock would not. ``cooldown_s``: after a change. ``max_loss``: of a split, beyond it all
     workers are mixed. ``forecast_error``: forecasts with more are not used. ``local_share``: of decode's time that may
-    go to local prefill. ``flip_share``: of the workers that may flip at once, at least one.
+    go to local prefill. ``advice_s``: how long advice to routers counts unless it is given again. ``flip_share``: of
+    the workers that may flip at once, at least one.
     """
 
     slo: Slo = field(default_factory=Slo)
@@ -93,6 +100,7 @@ class BalanceLimits:
     local_share: float = 0.15
     flip_share: float = 0.1
     assumed_flip_s: float = 1.0
+    advice_s: float = 5.0
 
     def __post_init__(self) -> None:
         if self.min_workers < 1:
@@ -118,7 +126,7 @@ class BalanceLimits:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise InvalidArgument(name, value, "must be a finite number of at least 0")
-        for name in ("pending_s", "stale_s", "assumed_flip_s"):
+        for name in ("pending_s", "stale_s", "assumed_flip_s", "advice_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise InvalidArgument(name, value, "must be a finite number above 0")

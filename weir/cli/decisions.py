@@ -30,6 +30,10 @@ def what_of(event: events_pb2.DecisionEvent) -> str:
         return event.worker_id
     if event.role:
         return f"one more {ROLE_WORDS.get(event.role, '?')}"
+    if event.local_share:
+        return f"routers: {event.local_share:.1%} of prompts on decode workers"
+    if event.admit_per_s:
+        return f"routers: at most {event.admit_per_s:.3g} requests/s"
     return f"gives up {event.cancels}" if event.cancels else ""
 
 

@@ -18,12 +18,28 @@ from weir.balance.forecast import Constant, ForecastPanel, HoltWinters
 from weir.balance.observe import Observation, WorkerFacts
 from weir.balance.window import TrafficWindow
 from weir.lifecycle import Role
+from weir.services.router.advice import Advice
 from weir.simulate.cluster import Cluster
 from weir.simulate.models import WorkerModel
 from weir.simulate.worker import Worker
 
 POLL_S = 0.05
 UNBOUNDED_BYTES = 1e15
+
+
+def advice_of(decision: Decision) -> Advice:
+    """A decision as routers heed it."""
+    standing = decision.action in (Action.LOCAL_PREFILL, Action.BACK_PRESSURE)
+    return Advice(
+        publisher="controller",
+        incarnation=1,
+        sequence=decision.number,
+        number=decision.number,
+        lasts_s=decision.expires_s - decision.at_s if standing else 0.0,
+        epochs=decision.epochs,
+        local_share=decision.local_share,
+        admit_per_s=decision.admit_per_s or math.inf,
+    )
 
 
 class Facts:
@@ -134,6 +150,7 @@ class Balancer:
         self._fed_s = second
         decision = self.controller.step(self.observe(), now_s)
         self.considered += 1
+        self._cluster.fleet.counsel.take(advice_of(decision), now_s)
         if decision.cancels:
             self._cancelled.add(decision.cancels)
         if decision.action is not Action.NONE or decision.cancels:

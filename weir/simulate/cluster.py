@@ -20,6 +20,7 @@ from weir.lifecycle import Role
 from weir.services.router.fleet import Fleet, Load, WorkerInfo, WorkerView
 from weir.services.router.lengths import OutputLengths
 from weir.services.router.policy import Demand, Policy
+from weir.services.router.slo_policy import SloPolicy
 from weir.simulate.events import EventQueue
 from weir.simulate.metrics import Metrics
 from weir.simulate.models import WorkerModel
@@ -66,6 +67,8 @@ class Cluster:
         self.options = options or ClusterOptions()
         self.metrics = metrics
         self.fleet = Fleet()
+        if isinstance(policy, SloPolicy):
+            policy.counsel = self.fleet.counsel
         self.workers: dict[str, Worker] = {}
         self.views: dict[Worker, WorkerView] = {}
         self.live = 0
@@ -176,6 +179,9 @@ class Cluster:
         if self._most_tokens and arrival.prompt + arrival.output > self._most_tokens:
             self._reject(request)
             return
+        if self.fleet.counsel.wait_s(1, self.events.now_s) > 0.0:
+            self._reject(request)
+            return
         request.demand = self._demand(request)
         self._watcher.arrived(self.events.now_s, arrival.prompt)
         if self._waiting or not self._place(request):
@@ -241,6 +247,8 @@ class Cluster:
             view, request.local = choice.prefill, False
             view.note(request.name, now_s, request.context, 0, 0)
         self.fleet.used(view)
+        local = request.local and view.info.role is Role.DECODE
+        self.fleet.counsel.placed(request.context, local=local, now_s=now_s)
         worker = self._by_key[view.key]
         request.source = worker
         worker.add_prompt(request)

@@ -43,7 +43,6 @@ REFUSAL_REASONS = (
     "slo_ttft", "slo_tpot", "active_limit", "queue_limit", "total_limit", "tenant_active_limit", "tenant_queue_limit",
     "no_worker", "too_large", "back_pressure",
 )  # fmt: skip
-ADVICE_IGNORED = ("dry_run", "old", "other_roles")
 DOORS = ("http", "grpc", "kv")
 """Where somebody new may be refused for want of file descriptors; kv: a connection to another worker's memory."""
 BLOCK_STATES = ("free", "used", "cached", "leased", "quarantined")

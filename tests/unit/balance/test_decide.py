@@ -106,7 +106,10 @@ def test_a_worker_that_never_becomes_ready_expires_and_is_tried_less_and_less() 
     assert 3 <= len(ups) <= 6
     gaps = [b.at_s - a.at_s for a, b in pairwise(ups)]
     assert gaps == sorted(gaps), "each failure doubles the pause"
-    assert any(one.action is Action.BACK_PRESSURE for one in made), "meanwhile too much is said to be too much"
+    pressed = [one for one in made if one.action is Action.BACK_PRESSURE]
+    assert pressed, "meanwhile too much is said to be too much"
+    assert all(one.admit_per_s >= one.inputs["capacity"] > 0 for one in pressed)
+    assert all(one.expires_s == one.at_s + SCALING.advice_s for one in pressed)
 
 
 def test_a_flip_that_never_happens_expires_and_another_worker_is_asked() -> None:
@@ -359,11 +362,16 @@ def test_silent_workers_are_not_counted_and_freeze_nobody() -> None:
 
 
 def test_a_small_shortage_of_prefill_is_lent_by_decode() -> None:
-    limits = BalanceLimits(slo=SLO, mixed=False)
+    limits = BalanceLimits(slo=replace(SLO, tpot_s=0.1), mixed=False)
     observation = seen(6.5, 2200, 60, P, P, D, D)
     decision = BalanceController(limits).step(observation, 20.0)
     assert decision.action is Action.LOCAL_PREFILL
     assert decision.flips == ()
+    used, busy = 6.5 * decision.inputs["t_p_s"] / 2, limits.busy
+    assert decision.local_share == pytest.approx((used - busy) / used)
+    assert (decision.expires_s, decision.epochs) == (20.0 + limits.advice_s, 4)
+    tight = BalanceController(replace(limits, slo=SLO)).step(observation, 20.0)
+    assert tight.action is Action.NONE, "a chunk's pause beside a step is longer than the TPOT: no router would heed it"
     without = BalanceController(replace(limits, local_prefill=False)).step(observation, 20.0)
     assert without.action is Action.NONE
 

@@ -185,7 +185,7 @@ class RoleFlip(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., expected_epoch: _Optional[int] = ...) -> None: ...
 
 class DecisionEvent(_message.Message):
-    __slots__ = ("origin", "number", "action", "reason", "flips", "role", "worker_id", "expires_unix_s", "cancels", "inputs", "dry_run")
+    __slots__ = ("origin", "number", "action", "reason", "flips", "role", "worker_id", "expires_unix_s", "cancels", "inputs", "dry_run", "local_share", "admit_per_s", "epochs")
     class InputsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +204,9 @@ class DecisionEvent(_message.Message):
     CANCELS_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_SHARE_FIELD_NUMBER: _ClassVar[int]
+    ADMIT_PER_S_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
     origin: EventOrigin
     number: int
     action: BalanceAction
@@ -215,7 +218,10 @@ class DecisionEvent(_message.Message):
     cancels: int
     inputs: _containers.ScalarMap[str, float]
     dry_run: bool
-    def __init__(self, origin: _Optional[_Union[EventOrigin, _Mapping]] = ..., number: _Optional[int] = ..., action: _Optional[_Union[BalanceAction, str]] = ..., reason: _Optional[str] = ..., flips: _Optional[_Iterable[_Union[RoleFlip, _Mapping]]] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., worker_id: _Optional[str] = ..., expires_unix_s: _Optional[float] = ..., cancels: _Optional[int] = ..., inputs: _Optional[_Mapping[str, float]] = ..., dry_run: bool = ...) -> None: ...
+    local_share: float
+    admit_per_s: float
+    epochs: int
+    def __init__(self, origin: _Optional[_Union[EventOrigin, _Mapping]] = ..., number: _Optional[int] = ..., action: _Optional[_Union[BalanceAction, str]] = ..., reason: _Optional[str] = ..., flips: _Optional[_Iterable[_Union[RoleFlip, _Mapping]]] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., worker_id: _Optional[str] = ..., expires_unix_s: _Optional[float] = ..., cancels: _Optional[int] = ..., inputs: _Optional[_Mapping[str, float]] = ..., dry_run: bool = ..., local_share: _Optional[float] = ..., admit_per_s: _Optional[float] = ..., epochs: _Optional[int] = ...) -> None: ...
 
 class ScaleEvent(_message.Message):
     __slots__ = ("origin", "number", "start_role", "stop_worker_id", "deadline_unix_s")
