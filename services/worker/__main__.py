@@ -15,13 +15,13 @@ from weir.telemetry.logs import configure_logging
 if TYPE_CHECKING:
     from weir.services.worker.app import Ready
 
-ENGINE_DIED = 70
+FAILED = 70
 """EX_SOFTWARE of sysexits.h: whoever supervises the process starts it again."""
 _PROG = "python -m weir.services.worker"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 stopped in order, 1 could not run, 2 wrong settings, 70 engine died, 130 interrupted at start."""
+    """Exit status: 0 stopped in order, 1 could not run, 2 wrong settings, 70 failed, 130 interrupted at start."""
     try:
         given = parse_command_line(
             sys.argv[1:] if arguments is None else arguments,
@@ -32,16 +32,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         keep_to_cores(given.load(WorkerConfig, "worker").cpus)
         bound_kernel_caches()
         # Only now: what torch and gRPC start inherits the cores.
-        from weir.services.worker.app import EngineDied, WorkerSettings, run
+        from weir.services.worker.app import WorkerFailed, WorkerSettings, run
 
         settings = WorkerSettings.load(given)
         configure_logging("worker", level=settings.telemetry.log_level, form=settings.telemetry.log_format)
         try:
             asyncio.run(run(settings, on_ready=_announce))
-        except EngineDied as error:
+        except WorkerFailed as error:
             print(f"worker: {error}", file=sys.stderr, flush=True)
             # At once: a thread that hangs in a device or a transport would keep the interpreter from its end.
-            os._exit(ENGINE_DIED)
+            os._exit(FAILED)
     except (InvalidArgument, NotFound) as error:
         print(f"worker: {error}", file=sys.stderr)
         return 2

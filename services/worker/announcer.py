@@ -28,7 +28,10 @@ MAX_HASHES_PER_EVENT = 2_000
 
 
 class Announcer:
-    """``record()`` and ``load()`` give what to publish now; ``on_report`` is called before each load report."""
+    """``record()`` and ``load()`` give what to publish now; ``on_report`` is called before each load report.
+
+    ``on_end`` hears of each of its tasks that ends.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class Announcer:
         heartbeat_s: float,
         load_report_s: float,
         on_report: Callable[[], None] = lambda: None,
+        on_end: Callable[[asyncio.Task[None]], None] = lambda task: None,
     ) -> None:
         self._worker = worker
         self._bus = bus
@@ -52,6 +56,7 @@ class Announcer:
         self._heartbeat_s = heartbeat_s
         self._load_report_s = load_report_s
         self._on_report = on_report
+        self._on_end = on_end
         self._load_changed = asyncio.Event()
         self._record_changed = asyncio.Event()
         self._numbers: dict[str, SequenceCounter] = {}
@@ -91,6 +96,8 @@ class Announcer:
             asyncio.create_task(self._keep_registered(), name="registry-heartbeat"),
             asyncio.create_task(self._report_loads(), name="load-reports"),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._on_end)
 
     async def stop(self) -> None:
         """Leave the registry and say no more. Idempotent."""

@@ -84,7 +84,7 @@ async def run(
     """Run a worker until a signal (or ``stop``).
 
     Raises ModelError, InvalidArgument, NotFound, TransferUnavailable or Unavailable when it cannot start, before
-    anybody has learnt of it; EngineDied when it had to stop.
+    anybody has learnt of it; WorkerFailed when it had to stop.
     """
     config, clock = settings.worker, SystemClock()
     load_security(settings.security, Part.SERVICE)
@@ -105,8 +105,8 @@ async def run(
     await process.serve(on_ready, stop)
 
 
-class EngineDied(InternalError):
-    """The step thread died or hangs; the worker has left the others and told them why."""
+class WorkerFailed(InternalError):
+    """Its step thread died or hangs, or one of its own tasks died; it has left the others and told them why."""
 
 
 class _Process:
@@ -165,7 +165,7 @@ class _Process:
         return await NatsBus.open(self._link), await NatsRegistry.open(self._link, self._clock)
 
     async def serve(self, on_ready: Callable[[Ready], None], stop: asyncio.Event | None) -> None:
-        """Run the server around the host, until it is stopped or its engine has died; raises EngineDied then."""
+        """Run the server around the host, until it is stopped or has failed; raises WorkerFailed then."""
         assert self._host is not None
         host, config, limits = self._host, self._settings.worker, self._settings.limits
         if stop is None:
@@ -199,11 +199,11 @@ class _Process:
             stop=self._stop,
         )
         if self._fault is not None:
-            raise EngineDied(str(self._fault))
+            raise WorkerFailed(str(self._fault))
 
     def _on_fault(self, error: WeirError) -> None:
-        """Without an engine the worker is of no use: it leaves in order, and whoever supervises it starts another."""
-        self._fault = error
+        """A worker that cannot do its work is of no use: it leaves in order, and its supervisor starts another."""
+        self._fault = self._fault or error
         self._stop.set()
 
     async def _close(self) -> None:

@@ -129,6 +129,7 @@ class WorkerHost:
             heartbeat_s=config.heartbeat_s,
             load_report_s=config.load_report_s,
             on_report=self._on_report,
+            on_end=self._on_task_end,
         )
         self._listening: asyncio.Task[None] | None = None
 
@@ -198,6 +199,7 @@ class WorkerHost:
         self.address = address
         self.step_loop.start()
         self._listening = asyncio.create_task(self._listen(), name="lease-completions")
+        self._listening.add_done_callback(self._on_task_end)
         await self.announcer.subscribe(
             on_cancel=self._on_cancel, on_completed=self._on_completed, on_peer_gone=self._on_peer_gone
         )
@@ -399,6 +401,14 @@ class WorkerHost:
     # -- what comes in ----------------------------------------------------------------------------------
 
     def _on_step(self, output: StepOutput) -> None:
+        try:
+            self._tell(output)
+        except Exception as error:
+            # Whose news this was would wait for ever, and nobody would know. The event loop logs the traceback.
+            self._on_crash(InternalError(f"the news of a step were lost: {type(error).__name__}: {error}"))
+            raise
+
+    def _tell(self, output: StepOutput) -> None:
         for usage in self.load.update(output):
             self.meters.prompt(usage)
         self.prefill.on_events(output.events)
@@ -414,12 +424,19 @@ class WorkerHost:
         self.announcer.load_changed()
 
     def _on_crash(self, error: WeirError) -> None:
-        _log.critical("the engine is gone: %s", error)
+        _log.critical("the engine is of no use any more: %s", error)
         self.gate.fault = error
+        self._on_fault(error)
         self.prefill.engine_lost(error)
         self.decode.engine_lost(error)
         self.announcer.record_changed()
-        self._on_fault(error)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        """Unheard or unseen a worker is of no use either; what runs may end, unlike without an engine."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            fault = InternalError(f"task {task.get_name()} died: {type(error).__name__}: {error}")
+            _log.critical("%s", fault, exc_info=error)
+            self._on_fault(fault)
 
     def _idle_check(self) -> None:
         """Runs on the step thread."""

@@ -34,6 +34,7 @@ from weir.rpc.channel import wait_ready
 from weir.rpc.v1 import common_pb2, decode_pb2, events_pb2, kv_pb2, prefill_pb2, prefill_pb2_grpc, worker_pb2
 from weir.services.worker import host
 from weir.transfer.local import Faults
+from weir.transfer.plan import Completion
 from weir.transfer.ticket import Ticket
 
 P = prefill_pb2.PrefillServiceSessionRequest
@@ -550,6 +551,50 @@ async def test_drained_after_its_engine_died_a_worker_ends_its_sessions_with_the
             assert session.error.code() is grpc.StatusCode.INTERNAL
             assert (session.error.details() or "").startswith("the step thread died: ")
             await session.close()
+
+
+async def test_lost_news_of_a_step_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is inconsistent is not served on: everything here ends, and the worker is to go."""
+
+    def break_down(*args: object) -> None:
+        raise ValueError("planted")
+
+    bench, faults = Bench(), list[Exception]()
+    async with running_worker(bench, Role.MIXED, "m") as m:
+        monkeypatch.setattr(m.host, "_on_fault", faults.append)
+        session = await decode_session(m)
+        monkeypatch.setattr(m.host.decode.desk, "on_events", break_down)
+        await session.send(begin_decode("r-1", lasting(30), 8))
+        over = await session.ended("r-1")
+        assert (over.code, over.message) == ("INTERNAL", "the news of a step were lost: ValueError: planted")
+        assert str(faults[0]) == over.message
+        assert (await m.state()).draining is True
+        await session.close()
+
+
+@pytest.mark.parametrize("name", ["load-reports", "registry-heartbeat", "lease-completions"])
+async def test_a_task_of_its_own_that_dies_is_a_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that nobody hears of any more must not live on; unlike without an engine, what runs may end."""
+
+    def break_down(*args: object) -> None:
+        raise ValueError("planted")
+
+    bench, faults = Bench(), list[Exception]()
+    async with running_worker(bench, Role.MIXED, "m", heartbeat_s=0.01) as m:
+        monkeypatch.setattr(m.host, "_on_fault", faults.append)
+        session = await decode_session(m)
+        if name == "load-reports":
+            monkeypatch.setattr(m.host.announcer, "_load", break_down)
+        elif name == "registry-heartbeat":
+            monkeypatch.setattr(m.host.announcer, "publish_record", break_down)
+        else:
+            monkeypatch.setattr(m.host.prefill, "completed", break_down)
+            m.host.edges.transfer._completions.put_nowait(Completion(1, RequestKey("r", 1)))  # type: ignore[attr-defined]
+        await eventually(lambda: bool(faults))
+        assert [str(fault) for fault in faults] == [f"task {name} died: ValueError: planted"]
+        await session.send(begin_decode("r-1", lasting(30), 8))
+        assert (await session.ended("r-1")).code == "OK"
+        await session.close()
 
 
 async def test_drain_lets_running_work_end() -> None:
