@@ -6,7 +6,8 @@ import argparse
 import sys
 import time
 
-from tests.simulation.plan import KINDS, make_plan
+from tests.simulation.kinds import KINDS
+from tests.simulation.schedules import make_plan
 from tests.simulation.world import Outcome, run_plan
 
 

@@ -243,6 +243,7 @@ class SimRegistry:
         self._view = RegistryView()
         self._revisions: dict[str, int] = {}
         self._follower: asyncio.Task[None] | None = None
+        self._watching = False
         self._stale = True
         link.registry = self
         link.callbacks.append(self._changed)
@@ -288,7 +289,7 @@ class SimRegistry:
 
     def apply(self, worker_id: str, value: bytes | None, revision: int) -> None:
         """A change on the server."""
-        if self._follower is None or not self._link.connected or revision <= self._revisions.get(worker_id, 0):
+        if not self._watching or not self._link.connected or revision <= self._revisions.get(worker_id, 0):
             return
         self._revisions[worker_id] = revision
         if value is None:
@@ -297,6 +298,7 @@ class SimRegistry:
             self._view.put(WorkerRecord.FromString(value), self._clock.monotonic_s())
 
     def _catch_up(self) -> None:
+        self._watching = True  # from this moment on the server tells of changes
         now_s = self._clock.monotonic_s()
         self._view.touch_all(now_s)
         for worker_id in sorted(self._broker.records):

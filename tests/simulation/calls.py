@@ -163,6 +163,13 @@ class ServerCall:
         if self._task is not None and self._cancels:
             self._task.cancel()
 
+    def stop(self) -> None:
+        """The server cancels it."""
+        if not self._over:
+            self._end()
+            if self._task is not None:
+                self._task.cancel()
+
     def _end(self) -> None:
         self._over = True
         self._connection.served.pop(self._number, None)

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.broker import MAX_PENDING
 from tests.simulation.model import answer, text_of
+from tests.simulation.queue_checks import QueueChecks
+from tests.simulation.role_checks import RoleChecks
+from tests.simulation.stop_checks import StopChecks
 from weir.errors import WeirError
 from weir.kvcache.blocks import BlockState
 from weir.lifecycle import RequestState
@@ -14,13 +17,14 @@ from weir.services.worker.parts import WorkerParts
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Client
-    from tests.simulation.nodes import RouterNode, WorkerNode
+    from tests.simulation.router_node import RouterNode
+    from tests.simulation.worker_node import WorkerNode
     from tests.simulation.world import World
 
 PATIENCE_S = 5.0
 """Nothing waits for longer than it must by more than this."""
 MAX_FAILURES = 20
-FORGIVING = frozenset({"calm", "leaving", "decode deaths", "deaths"})
+FORGIVING = frozenset({"calm", "leaving", "decode deaths", "deaths", "drains", "steps", "weights"})
 """Kinds of schedules in which no request may fail: fewer workers die than a request has attempts."""
 LEASE_LATE_S = 0.5
 STOPS_S = 0.5
@@ -38,6 +42,9 @@ class Checks:
         self._no_second_prefill: dict[str, int] = {}
         self._by_id: dict[str, Client] = {}
         self._attempts: dict[str, int] = {}
+        self.roles = RoleChecks(world)
+        self.stops = StopChecks(world)
+        self.queues = QueueChecks(world)
 
     def fail(self, checker: str, what: str) -> None:
         """A check did not hold."""
@@ -134,19 +141,25 @@ class Checks:
         self._in_time(client)
 
     def _tokens(self, client: Client) -> None:
-        spec = client.spec
-        expected, reason = answer(spec.prompt, spec.sampling)
-        complete = client.final is not None
-        if client.tokens != (expected if complete else expected[: len(client.tokens)]):
-            self.fail("tokens", f"{spec.name}: got {client.tokens}, must be {expected}")
-        elif complete:
-            assert client.final is not None
-            if client.final.finish_reason is not reason:
-                self.fail("end", f"{spec.name}: ends by {client.final.finish_reason}, must be {reason}")
+        spec, complete = client.spec, client.final is not None
+        versions = range(1 + max(node.weights for node in self._world.workers.values()))
+        answers = [answer(spec.prompt, spec.sampling, weights) for weights in versions]
+        fitting = [
+            reason
+            for expected, reason in answers
+            if client.tokens == (expected if complete else expected[: len(client.tokens)])
+        ]
+        if not fitting:
+            must = " or ".join(str(expected) for expected, _ in answers)
+            self.fail("tokens", f"{spec.name}: got {client.tokens}, must be {must}")
+        elif client.final is not None and client.final.finish_reason not in fitting:
+            self.fail("end", f"{spec.name}: ends by {client.final.finish_reason}, must be {fitting}")
 
     def _final(self, client: Client) -> None:
         assert client.final is not None
         spec, usage, timings = client.spec, client.final.usage, client.final.timings
+        if spec.tokens - 1 > self._world.plan.room() and self._world.plan.forgiving:
+            self.fail("size", f"{spec.name} finishes, and no worker can hold it")
         sources = usage.local_compute_tokens + usage.local_cache_hit_tokens + usage.external_kv_tokens
         if usage.prompt_tokens != len(spec.prompt) or sources != len(spec.prompt):
             self.fail("usage", f"{spec.name}: {usage} for {len(spec.prompt)} prompt tokens")
@@ -174,7 +187,7 @@ class Checks:
             self.fail("text", f"{client.spec.name}: {client.text!r}, must be {visible!r}")
 
     def _error(self, client: Client) -> None:
-        error, spec = client.error, client.spec
+        error, spec, plan = client.error, client.spec, self._world.plan
         if error is None and client.left_s is not None:
             self.counts["left"] += 1  # it had ended when the client left; nobody reads the end
             return
@@ -187,13 +200,19 @@ class Checks:
             allowed.add("DEADLINE_EXCEEDED")
         if self._troubled:
             allowed |= {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}
+        if client.tokens and "with the weights that its answer began with" in str(error):
+            allowed.add("UNAVAILABLE")
+        if not client.tokens and "tenant" in str(error):
+            allowed.add("RESOURCE_EXHAUSTED")
+        if not client.tokens and spec.tokens > plan.room(everywhere=self._troubled):
+            allowed.add("INVALID_ARGUMENT")
         if error.code not in allowed:
             self.fail("error", f"{spec.name}: {error.code}: {error}")
 
     @property
     def _troubled(self) -> bool:
         plan = self._world.plan
-        if plan.kind in FORGIVING:
+        if plan.kind in FORGIVING or plan.forgiving:
             return False
         return bool(plan.faults or plan.flips or plan.lease_s < 1.0 or plan.slow_read_s > plan.read_timeout_s)
 
@@ -228,6 +247,7 @@ class Checks:
             self._worker_is_idle(worker)
         for router in self._world.routers:
             self._router_is_idle(router)
+        self.roles.at_the_end()
 
     def _worker_is_idle(self, node: WorkerNode) -> None:
         worker, parts = node.worker, node.parts

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.checks import STOPS_S
 from tests.simulation.plan import RequestSpec
-from weir.errors import WeirError
+from weir.errors import Unavailable, WeirError
 from weir.events.subjects import cancel_subject
 from weir.rpc.v1 import events_pb2
 from weir.services.router.answer import Accepted, Delta, Final
@@ -16,7 +16,7 @@ from weir.services.router.generation import Generation
 from weir.services.router.intake import Ask, TokenPrompt
 
 if TYPE_CHECKING:
-    from tests.simulation.nodes import RouterNode
+    from tests.simulation.router_node import RouterNode
     from tests.simulation.virtual_time import Process
     from tests.simulation.world import World
 
@@ -67,6 +67,7 @@ class Client:
     async def _ask(self) -> None:
         assert self._router is not None
         assert self._router.app is not None
+        assert self._process is not None
         spec = self.spec
         ask = Ask(
             TokenPrompt(spec.prompt),
@@ -78,12 +79,19 @@ class Client:
             priority=spec.priority,
         )
         self.begun_s = self.world.loop.time()
+        self._process.open_calls += 1
         try:
             self._generation = await self._router.app.router.generate(ask)
             await self._read(self._generation)
         except WeirError as error:
+            if self._generation is None and self._router.stopping and isinstance(error, Unavailable):
+                # It began to stop at this moment: as a load balancer does, ask again.
+                self.world.network.later(ASKS_AGAIN_S, self.begin)
+                return
             self.error = error
             self.world.history.note(spec.name, f"ends with {error.code}: {error}")
+        finally:
+            self._process.open_calls -= 1
         self.over_s = self.world.loop.time()
         self.world.checks.ended(self)
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import xxhash
 
+from weir.balance.profile import Fit, Profile
 from weir.clock import Clock
 from weir.config import WorkerConfig
 from weir.engine.batch import Batch
@@ -30,8 +31,10 @@ VOCAB = 48
 EOS = 2
 CONTEXT = 120
 MODEL = "sim"
+PLANTED = "planted"
+"""In the text of failures that are part of the schedule."""
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_size=BLOCK, dtype_bytes=4)
-FINGERPRINT = Fingerprint("w", "SimModel", "float32", "float32", 1, 1, 1, BLOCK, 1, "t", "", "none")
+TOKENIZER = "t"
 
 _ROWS = np.random.default_rng(20_240_601).standard_normal((512, VOCAB)).astype(np.float32)
 
@@ -51,6 +54,16 @@ def kv_of(token: int, position: int, before: int) -> int:
     return _mix64(before ^ (token + 1) * 0x9E3779B97F4A7C15 ^ (position + 1) * 0xC2B2AE3D27D4EB4F)
 
 
+def root_of(weights: int) -> int:
+    """The KV before the first token: other weights, other KV of everything."""
+    return _mix64(weights) if weights else 0
+
+
+def fingerprint_of(weights: int) -> Fingerprint:
+    """Of a worker with these weights."""
+    return Fingerprint(f"w{weights}", "SimModel", "float32", "float32", 1, 1, 1, BLOCK, 1, TOKENIZER, "", "none")
+
+
 def logits_of(kv: bytes) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     """[VOCAB] from the KV of the whole prefix."""
     digest = xxhash.xxh3_64_intdigest(kv)
@@ -59,19 +72,21 @@ def logits_of(kv: bytes) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
 
 
 class PoolModel:
-    """A Runner on a real pool."""
+    """A Runner on a real pool. ``fail_next``: a step that raises; ``spoil_next``: one without finite logits."""
 
-    def __init__(self, pool: KvPool) -> None:
+    def __init__(self, pool: KvPool, weights: int) -> None:
+        self._root = root_of(weights)
         self._kv = pool.data.numpy().reshape(-1).view(np.uint64)
         self._guard = pool.guard
         self._written: dict[int, int] = {}
         self.fail_next = False
+        self.spoil_next = False
 
     def run(self, batch: Batch) -> torch.Tensor:
         """Write the batch's KV into its slots; logits of the rows that want them."""
         if self.fail_next:
             self.fail_next = False
-            raise RuntimeError("planted failure of the model")
+            raise RuntimeError(f"{PLANTED} failure of the model")
         at = 0
         for table, query, context in zip(batch.block_tables, batch.query_lens, batch.context_lens, strict=True):
             self._extend(table, batch.token_ids[at : at + query], context - query)
@@ -83,10 +98,14 @@ class PoolModel:
         for row in batch.logit_rows:
             found = blocks[batch.block_tables[row]].reshape(-1)[: batch.context_lens[row]]
             rows.append(logits_of(found.tobytes()))
-        return torch.from_numpy(np.stack(rows))
+        logits = torch.from_numpy(np.stack(rows))
+        if self.spoil_next:
+            self.spoil_next = False
+            logits[0] = torch.nan
+        return logits
 
     def _extend(self, table: list[int], tokens: list[int], start: int) -> None:
-        before = int(self._kv[_slot(table, start - 1)]) if start else 0
+        before = int(self._kv[_slot(table, start - 1)]) if start else self._root
         for position, token in enumerate(tokens, start):
             slot = _slot(table, position)
             generation = self._guard.generation(slot // BLOCK)
@@ -100,16 +119,22 @@ def _slot(table: list[int], position: int) -> int:
     return table[position // BLOCK] * BLOCK + position % BLOCK
 
 
-def make_parts(config: WorkerConfig, clock: Clock) -> tuple[WorkerParts, PoolModel]:
+def profile_of(step_s: float, batch_tokens: int) -> Profile:
+    """What a worker publishes of itself when each of its steps takes ``step_s``."""
+    prefill, step = Fit((step_s, step_s / batch_tokens, 0.0), 0.0, 1.0, 9), Fit((step_s, 0.0, 0.0), 0.0, 1.0, 9)
+    return Profile("", "cpu", 1, prefill, step, Fit((0.001, 1e-9), 0.0, 1.0, 9))
+
+
+def make_parts(config: WorkerConfig, clock: Clock, weights: int) -> tuple[WorkerParts, PoolModel]:
     """A worker's engine around the model."""
     pool = KvPool(LAYOUT, config.num_blocks, torch.float32, checksums=config.checksums)
-    model = PoolModel(pool)
+    model = PoolModel(pool, weights)
     parts = assemble(
         config,
         clock,
         runner=model,
         pool=pool,
-        fingerprint=FINGERPRINT,
+        fingerprint=fingerprint_of(weights),
         vocab_size=VOCAB,
         context_tokens=CONTEXT,
         eos_token_ids=frozenset({EOS}),
@@ -124,12 +149,12 @@ def text_of(token: int) -> str:
     return chr(0x41 + token)
 
 
-def answer(prompt: tuple[int, ...], sampling: SamplingParams) -> tuple[list[int], FinishReason]:
-    """What a request must be answered with, whatever happens on the way."""
+def answer(prompt: tuple[int, ...], sampling: SamplingParams, weights: int = 0) -> tuple[list[int], FinishReason]:
+    """What a request must be answered with by a model of these weights, whatever happens on the way."""
     request = EngineRequest(RequestKey("reference", 1), prompt, (), sampling, Mode.LOCAL, frozenset({EOS}))
     sequence = Sequence(request, 0, 0.0)
     kv = np.empty(len(prompt) + sampling.max_tokens, dtype=np.uint64)
-    before = 0
+    before = root_of(weights)
     for position, token in enumerate(prompt):
         kv[position] = before = kv_of(token, position, before)
     text = ""

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests.simulation.plan import Fault, Plan, make_plan
+from tests.simulation.plan import Fault, Plan
+from tests.simulation.schedules import make_plan
 from tests.simulation.world import run_plan
 from weir.attempts.leg import RouterSession
 from weir.engine.scheduler import Scheduler

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import grpc
+
 from tests.simulation.calls import ClientCall, ServerCall, UnaryCall
 from tests.simulation.history import History
 from tests.simulation.virtual_time import Process, VirtualLoop
@@ -28,6 +30,7 @@ class SimServer:
     def __init__(self, process: Process) -> None:
         self.process = process
         self.handlers: dict[str, Any] = {}
+        self.stopping = False
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         """Only the registered ones are used."""
@@ -104,6 +107,16 @@ class Network:
                 late = silent or (connection.server is not None and self.is_cut(*connection.hosts))
                 self.later(self._patience_s() if late else self.delay_s(), connection.fail, f"{process} is gone")
 
+    def calls_served_by(self, process: Process) -> int:
+        """How many calls are open at the server of ``process``."""
+        return sum(len(one.served) for one in self.connections if one.server is process)
+
+    def stopped(self, process: Process) -> None:
+        """The server of ``process`` has stopped: nobody listens there, what is open ends."""
+        self.servers = {at: server for at, server in self.servers.items() if server.process is not process}
+        for connection in [one for one in self.connections if one.server is process]:
+            connection.stop()
+
     def reset(self, one: str, other: str) -> None:
         """Break the connections between two hosts, as a middlebox might."""
         for connection in self._between(frozenset((one, other))):
@@ -178,6 +191,12 @@ class Connection:
             for served in list(self.served.values()):
                 self.server.call(served.client_gone)
 
+    def stop(self) -> None:
+        """The server goes: its handlers are cancelled, the client learns of it when the news arrives."""
+        for served in list(self.served.values()):
+            served.stop()
+        self.to_client("bye", 0)
+
     def close(self) -> None:
         """The client closes it: its calls are over here, and there once the news arrives."""
         if self.closed:
@@ -199,6 +218,9 @@ class Connection:
         if kind == "bye":
             self.fail("closed by the client")
         elif kind == "begin":
+            if self._listening.stopping:
+                self.to_client("status", number, (grpc.StatusCode.UNAVAILABLE, "the server is stopping"))
+                return
             path, request = payload
             handler = self._listening.handlers[path]
             self.served[number] = ServerCall(self, number, handler, self.network.random.random() < 0.5)
@@ -212,6 +234,9 @@ class Connection:
 
     def _arrived_at_client(self, message: tuple[str, int, Any]) -> None:
         kind, number, payload = message
+        if kind == "bye":
+            self.fail("closed by the server")
+            return
         call = self.calls.get(number)
         if call is not None:
             self.client.call(call.take, kind, payload)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from tests.simulation.model import PLANTED
 from weir.engine.engine import Engine
 from weir.errors import InternalError, WeirError
 from weir.services.worker.step_loop import Command, StepLoop
@@ -16,6 +17,10 @@ class SimStepLoop(StepLoop):
 
     step_s: Callable[[Engine], float]
     after_step: Callable[[Engine], None]
+    hangs_s: float = 0.0
+    """The next step takes so much longer."""
+    dies: str = ""
+    """The thread ends ``before`` or ``after`` its next step, by a fault that nobody expects."""
 
     def __init__(self, engine: Engine, *args: Any, **kwargs: Any) -> None:
         super().__init__(engine, *args, **kwargs)
@@ -45,12 +50,16 @@ class SimStepLoop(StepLoop):
                 for command in commands:
                     command(self._engine)
                 if self._engine.has_work():
-                    await asyncio.sleep(self.step_s(self._engine))
+                    await asyncio.sleep(self._next_step_s())
                     if not self._stopping:
+                        self._planted_death("before")
                         self._step()
                         self.after_step(self._engine)
+                        self._planted_death("after")
                     checked = self._idle_check is None
-                elif not commands:
+                elif commands:
+                    self.post(self._settled, self._engine.load())
+                else:
                     checked = await self._rest(checked)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
@@ -68,10 +77,25 @@ class SimStepLoop(StepLoop):
                 return True
         return checked
 
+    def _next_step_s(self) -> float:
+        cls = type(self)
+        hangs_s, cls.hangs_s = self.hangs_s, 0.0
+        return self.step_s(self._engine) + hangs_s
+
+    def _planted_death(self, moment: str) -> None:
+        if self.dies == moment:
+            type(self).dies = ""
+            raise RuntimeError(f"{PLANTED} death of the step thread")
+
     def _fault(self, error: BaseException) -> None:
-        asyncio.get_running_loop().call_exception_handler({"message": "the step thread died", "exception": error})
+        if PLANTED not in str(error):
+            self._report(error)
         with self._awake:
             self._fail(InternalError(f"the step thread died: {type(error).__name__}: {error}"))
+
+    def _report(self, error: BaseException) -> None:
+        fault = {"message": "the step thread died", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(fault)
 
     def _fail(self, error: WeirError) -> None:
         super()._fail(error)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.__main__ import report
-from tests.simulation.plan import KINDS, make_plan
+from tests.simulation.kinds import KINDS
+from tests.simulation.schedules import make_plan
 from tests.simulation.world import run_plan
 
 SCHEDULES = 500
@@ -44,7 +45,7 @@ def test_a_seed_is_one_history(seed: int) -> None:
 def test_a_seed_is_one_history_in_another_process() -> None:
     """Nothing depends on the order of hashed sets, on addresses or on what ran before."""
     code = (
-        "from tests.simulation.plan import make_plan; from tests.simulation.world import run_plan;"
+        "from tests.simulation.schedules import make_plan; from tests.simulation.world import run_plan;"
         "print([run_plan(make_plan(seed)).digest for seed in (2017, 5)])"
     )
     here = str([run_plan(make_plan(seed)).digest for seed in (2017, 5)])

@@ -39,6 +39,8 @@ class Process:
         self.thread_lag_s: Callable[[], float] = lambda: 0.0
         """How long a call from another thread takes to reach the loop; first in, first out."""
         self.last_call_s = 0.0
+        self.open_calls = 0
+        """Calls of clients that are no part of the network."""
 
     def __repr__(self) -> str:
         return self.name
@@ -54,6 +56,13 @@ class Process:
 
 
 _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+def current_process() -> Process:
+    """The process whose code runs now."""
+    process = _PROCESS.get()
+    assert process is not None, "this is no code of a process"
+    return process
 
 
 class _Handle(asyncio.Handle):
@@ -194,6 +203,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
             return self.call_soon(callback, *args, context=context)
         process.last_call_s = max(process.last_call_s + TICK_S, self._now_s + process.thread_lag_s())
         return self.call_at(process.last_call_s, callback, *args, context=context)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        """There are no other threads: it is done at once."""
+        done = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:
+            done.set_exception(error)
+        return done
 
     def _process_events(self, event_list: list[Any]) -> None:
         pass

@@ -15,12 +15,18 @@ from random import Random
 from tests.simulation.broker import Broker
 from tests.simulation.checks import Checks
 from tests.simulation.clients import Client
+from tests.simulation.controller_node import ControllerNode
 from tests.simulation.fabric import FabricFaults
 from tests.simulation.history import History
+from tests.simulation.kinds import CONTROLLER
+from tests.simulation.model import PLANTED
 from tests.simulation.network import Network
-from tests.simulation.nodes import ControllerNode, Node, RouterNode, WorkerNode
+from tests.simulation.nodes import Node
 from tests.simulation.plan import Fault, Plan
+from tests.simulation.router_node import RouterNode
+from tests.simulation.serving import simulated_servers
 from tests.simulation.virtual_time import VirtualLoop
+from tests.simulation.worker_node import WorkerNode
 from weir.config import LimitsConfig, RouterConfig, WorkerConfig
 from weir.lifecycle import Role
 from weir.transfer.local import LocalFabric
@@ -28,7 +34,6 @@ from weir.transfer.local import LocalFabric
 SETTLE_S = 12.0
 """After the last fault is mended and the last request begun: everything must have ended within this."""
 WATCH_S = 0.25
-CONTROLLER = "controller"
 RUNS_PER_COLLECTION = 10
 _RUNS = itertools.count(1)
 
@@ -113,6 +118,8 @@ class World:
         await self._until(lambda: all(client.over for client in self.clients), until_s)
         await asyncio.sleep(self._rest_s())
         await self._until(self.checks.fleets_agree, until_s)
+        if self.plan.balance is not None:
+            await self._until(self.checks.roles.capable, until_s)
         self.checks.at_the_end()
 
     async def _until(self, condition: Callable[[], bool], latest_s: float) -> None:
@@ -145,27 +152,29 @@ class World:
 
     def _strike(self, fault: Fault) -> None:
         self.history.note("world", f"{fault}")
-        node = self.nodes.get(fault.who)
-        if fault.what in ("kill", "unplug"):
-            assert node is not None
-            node.crash(fault.what == "unplug")
-            self.network.later(fault.for_s, node.start)
-        elif fault.what == "pause":
-            assert node is not None
-            node.pause()
-            self.network.later(fault.for_s, node.resume)
-        elif fault.what == "reset":
+        later = self.network.later
+        if fault.what == "reset":
             self.network.reset(fault.who, fault.other)
         elif fault.what in ("cut", "isolate"):
             self._cut(fault)
         elif fault.what == "broker down":
             self.broker.set_up(False)
-            self.network.later(fault.for_s, self.broker.set_up, True)
-        else:
-            assert fault.what == "flip", fault
+            later(fault.for_s, self.broker.set_up, True)
+        elif fault.what == "flip":
             home = next(spec.role for spec in self.plan.workers if spec.name == fault.who)
-            self._flip(fault.who, Role(fault.other))
-            self.network.later(fault.for_s, self._flip, fault.who, home)
+            self.controller.flip(fault.who, Role(fault.other))
+            later(fault.for_s, self.controller.flip, fault.who, home)
+        elif fault.what in ("kill", "unplug"):
+            node = self.nodes[fault.who]
+            node.crash(fault.what == "unplug")
+            later(fault.for_s, node.start)
+        elif fault.what == "pause":
+            self.nodes[fault.who].pause()
+            later(fault.for_s, self.nodes[fault.who].resume)
+        elif fault.what == "terminate":
+            self.nodes[fault.who].terminate(fault.for_s)
+        else:
+            self.workers[fault.who].hurt(fault)
 
     def _cut(self, fault: Fault) -> None:
         others = [fault.other]
@@ -180,24 +189,6 @@ class World:
         for other in others:
             self.network.heal(who, other)
         self.broker.changed()
-
-    def _flip(self, worker: str, role: Role) -> None:
-        controller = self.controller
-        if controller.process is not None and controller.servicer is not None:
-            controller.process.spawn(self._set_role(worker, role))
-
-    async def _set_role(self, worker: str, role: Role) -> None:
-        from weir.errors import WeirError
-        from weir.rpc.convert import role_to_pb
-        from weir.rpc.v1 import controller_pb2
-
-        assert self.controller.servicer is not None
-        request = controller_pb2.SetWorkerRoleRequest(worker_id=worker, role=role_to_pb(role), drain_timeout_ms=500)
-        try:
-            answer = await self.controller.servicer.SetWorkerRole(request, None)  # type: ignore[arg-type]
-            self.history.note("controller", f"{worker} is {role.value} now, epoch {answer.role_epoch}")
-        except WeirError as error:
-            self.history.note("controller", f"{worker} does not become {role.value}: {error}")
 
 
 def _worker_config(plan: Plan, index: int) -> WorkerConfig:
@@ -224,6 +215,9 @@ def _router_config(plan: Plan, number: int) -> RouterConfig:
         lease_s=plan.lease_s,
         worker_connect_timeout_s=1.0,
         max_attempts=5,
+        retry_budget_min=plan.retry_budget_min,
+        tenant_max_active=plan.tenant_max_active,
+        tenant_max_queued=plan.tenant_max_queued,
     )
 
 
@@ -239,6 +233,8 @@ class _LogWatch(logging.Handler):
         self._world.history.note("log", f"{record.name.rsplit('.', 1)[-1]}: {text}")
         if record.levelno >= logging.ERROR:
             error = record.exc_info[1] if record.exc_info else None
+            if PLANTED in f"{text} {error}":
+                return
             self._world.checks.fail("log", f"{text} ({type(error).__name__}: {error})" if error else text)
 
 
@@ -256,7 +252,8 @@ def run_plan(plan: Plan) -> Outcome:
     try:
         asyncio.set_event_loop(world.loop)
         try:
-            world.loop.run_until_complete(world.run())
+            with simulated_servers(world.network):
+                world.loop.run_until_complete(world.run())
         except AssertionError as error:
             world.checks.fail("end", f"{type(error).__name__}: {error}")
         world.checks.loop_faults()
