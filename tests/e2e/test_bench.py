@@ -20,6 +20,7 @@ from weir.bench.load import run_load
 from weir.bench.plan import LoadPlan, Prompt, Target
 from weir.cli.bench_interference import InterferenceShape, chat_itl, check_completed
 from weir.cli.bench_layouts import parse_external
+from weir.cli.bench_link import link_obstacle
 from weir.cli.bench_matrix import MatrixOptions, run_bench_matrix
 from weir.cli.bench_router import MODEL_NAME as MOCK_NAME
 from weir.cli.bench_router import MockCluster, RouterShape, measure_door
@@ -161,6 +162,31 @@ async def test_the_matrix_writes_a_report_and_survives_the_loss_of_a_worker(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(bool(link_obstacle()), reason=link_obstacle() or "possible")
+async def test_kv_goes_over_the_limited_link_alone(demo_model: Path, tmp_path: Path, quiet_console: Console) -> None:
+    options = MatrixOptions(
+        model_dir=demo_model,
+        scenarios=("network-degradation",),
+        seconds=1.0,
+        rate_scales=(1.0,),
+        goodput=("ttft:600000",),
+        seed=1,
+        out=tmp_path,
+        link_mbit=200.0,
+    )
+    report = await run_bench_matrix(quiet_console, options)
+    scenario = report["scenarios"][0]
+    split, mixed = scenario["runs"]
+    assert (split["figures"]["completed"], mixed["figures"]["completed"]) == (1, 1), split["figures"]["error_details"]
+    assert split["link"]["transport"] == "ucx:tcp"
+    assert 0.0 < split["link"]["read_mb_s"] < 1.1 * split["link"]["limit_mb_s"]
+    assert (mixed["link"]["transport"], mixed["link"]["read_mb_s"]) == ("", 0.0)
+    assert scenario["link"].startswith("link limited to 25.0 MB/s: a TCP stream measured ")
+    assert "a KV read by ucx:tcp" in (tmp_path / "report.html").read_text()
+    assert scenario["checklist"][-1]["question"] == "Does the link carry the KV?"
+
+
+@pytest.mark.slow
 async def test_a_running_system_is_added_to_a_report(
     mixed: Cluster, demo_model: Path, tmp_path: Path, quiet_console: Console
 ) -> None:
@@ -168,7 +194,7 @@ async def test_a_running_system_is_added_to_a_report(
     options = MatrixOptions(
         model_dir=demo_model,
         scenarios=("decode-heavy",),
-        seconds=4.0,
+        seconds=1.0,
         rate_scales=(1.0,),
         goodput=("ttft:60000",),
         seed=1,
@@ -177,7 +203,7 @@ async def test_a_running_system_is_added_to_a_report(
     )
     with pytest.raises(InvalidArgument, match="first"):
         await run_bench_matrix(quiet_console, options)
-    setup = {"arrivals in each run, s": 4.0, "objectives": "ttft:60000 ms", "seed": 1}
+    setup = {"arrivals in each run, s": 1.0, "objectives": "ttft:60000 ms", "seed": 1}
     verdict = {"outcome": "draw", "text": "none"}
     entry = {"name": "decode-heavy", "flows": [], "runs": [], "verdict": verdict}
     (tmp_path / "report.json").write_text(json.dumps({"title": "T", "setup": setup, "scenarios": [entry]}))

@@ -35,6 +35,37 @@ def test_the_worker_image_has_an_engine_and_the_demo_model(engine: docker.Docker
     assert python(engine, images.worker, code).splitlines()[-1] == "False .gguf"
 
 
+SENDS_A_SPAN = """
+import random
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from weir.clock import SystemClock
+from weir.config import TelemetryConfig
+from weir.telemetry.spans import SpanData, make_tracer
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    def Export(self, request, context):
+        print([span.name for r in request.resource_spans for s in r.scope_spans for span in s.spans])
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+server = grpc.server(ThreadPoolExecutor(1))
+trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Collector(), server)
+config = TelemetryConfig(otlp_endpoint=f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", trace_ratio=1.0)
+server.start()
+tracer = make_tracer(config, "router", "r", SystemClock(), random.Random(1).getrandbits)
+assert tracer.close(tracer.open(), SpanData("a span", 1.0, 2.0))
+tracer.flush()
+print(tracer.stats().exported)
+"""
+
+
+@pytest.mark.parametrize("target", ["control", "worker"])
+def test_the_images_can_send_spans_to_a_collector(engine: docker.DockerClient, images: Images, target: str) -> None:
+    image = {"control": images.control, "worker": images.worker}[target]
+    assert python(engine, image, SENDS_A_SPAN).splitlines() == ["['a span']", "1"]
+
+
 @pytest.mark.parametrize("target", ["control", "worker"])
 def test_nobody_is_root_and_nothing_can_be_written(engine: docker.DockerClient, images: Images, target: str) -> None:
     image = {"control": images.control, "worker": images.worker}[target]
