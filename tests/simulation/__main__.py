@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 
 from tests.simulation.kinds import KINDS
 from tests.simulation.schedules import make_plan
@@ -22,12 +23,13 @@ def main() -> int:
     parser.add_argument("--keep-going", action="store_true", help="go on after a failure")
     given = parser.parse_args()
     last = given.schedules or (1 << 60 if given.minutes else 1)
-    begun_s, failed, done = time.perf_counter(), 0, 0
+    begun_s, failed, done, totals = time.perf_counter(), 0, 0, Totals()
     for seed in range(given.seed, given.seed + last):
         if given.minutes and time.perf_counter() - begun_s > given.minutes * 60:
             break
         outcome = run_plan(make_plan(seed, given.kind))
         done += 1
+        totals.add(outcome)
         if outcome.failures:
             failed += 1
             report(outcome, history=not given.keep_going)
@@ -38,8 +40,32 @@ def main() -> int:
         if sys.stderr.isatty() or done % 100 == 0:
             rate = done / (time.perf_counter() - begun_s)
             print(f"\r{done} schedules, {failed} failed, {rate:.1f} a second", end="", file=sys.stderr)
-    print(f"\n{done} schedules from seed {given.seed}, {failed} failed, {time.perf_counter() - begun_s:.1f} s")
+        if done % 1_000 == 0:
+            print(f"\n{done} schedules: {totals}", flush=True)
+    took_s, cpu_s = time.perf_counter() - begun_s, time.process_time()
+    print(f"\n{done} schedules from seed {given.seed}, {failed} failed, {took_s:.1f} s ({cpu_s:.1f} s of CPU)")
+    print(totals)
     return int(failed > 0)
+
+
+class Totals:
+    """What all schedules together were."""
+
+    def __init__(self) -> None:
+        self._virtual_s = 0.0
+        self._faults: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, outcome: Outcome) -> None:
+        """One more."""
+        self._virtual_s += outcome.virtual_s
+        self._faults.update(fault.what for fault in outcome.plan.faults)
+        self._counts.update(outcome.counts, requests=len(outcome.plan.requests))
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{what} {count}" for what, count in sorted(self._faults.items()))
+        counts = ", ".join(f"{what} {count}" for what, count in sorted(self._counts.items()))
+        return f"{self._virtual_s / 3_600:.2f} hours; faults {self._faults.total()}: {faults}; {counts}"
 
 
 def report(outcome: Outcome, *, history: bool) -> None:
