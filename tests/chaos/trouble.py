@@ -12,8 +12,10 @@ from collections.abc import Awaitable, Callable
 from tests.chaos.load import Load
 from weir.cli.cluster import Cluster
 from weir.cli.process import ChildProcess
+from weir.errors import Unavailable
 
 MOST_WORKERS_DOWN = 2
+BIND_TRIES, BIND_PAUSE_S = 12, 5.0
 STILL_S = (0.05, 0.3, 1.0, 3.0, 7.0)
 """How long something stands still: shorter and longer than what makes others give it up."""
 
@@ -126,9 +128,25 @@ class Trouble:
             await asyncio.sleep(0.1)
         self._starting += 1
         try:
-            await again(process)
+            await self._started(process, again)
         finally:
             self._starting -= 1
+
+    async def _started(self, process: ChildProcess, again: Callable[[ChildProcess], Awaitable[ChildProcess]]) -> None:
+        """At its old address; while another program's connection has that port, later, as a supervisor would."""
+        fleet = self._cluster.workers if process in self._cluster.workers else self._cluster.routers
+        place = fleet.index(process)
+        for _ in range(BIND_TRIES):
+            try:
+                await again(process)
+                return
+            except Unavailable as error:
+                if "cannot bind" not in str(error):
+                    raise
+                self._say(f"{process.name} cannot have its port")
+                fleet[place] = process
+                await asyncio.sleep(BIND_PAUSE_S)
+        raise AssertionError(f"{process.name} did not get its port in {BIND_TRIES} tries")
 
     async def _still(self, process: ChildProcess) -> None:
         process.kill(signal.SIGSTOP)

@@ -11,11 +11,11 @@ from weir.client import AsyncClient
 SETTLE_TIMEOUT_S = 10.0
 
 
-async def assert_quiet(cluster: Cluster) -> None:
+async def assert_quiet(cluster: Cluster, within_s: float = SETTLE_TIMEOUT_S) -> None:
     """Router has no request; workers have no used, leased or quarantined block, no lease, no read."""
     async with AsyncClient(cluster.router_address) as client:
         try:
-            async with asyncio.timeout(SETTLE_TIMEOUT_S):
+            async with asyncio.timeout(within_s):
                 while found := await _busy(cluster, client):  # noqa: ASYNC110 - other processes
                     await asyncio.sleep(0.01)
         except TimeoutError:

@@ -154,7 +154,7 @@ class NatsRegistry:
     async def _follow(self) -> None:
         backoff = Backoff(0.05, 2.0)
         self._view.touch_all(self._clock.monotonic_s())
-        while True:
+        while not _given_up():
             try:
                 await self._ensure_bucket()
                 await self._follow_watch()
@@ -166,10 +166,10 @@ class NatsRegistry:
 
     async def _follow_watch(self) -> None:
         """Apply what the watch delivers, and expire the silent, until something breaks."""
-        watcher = await self._bucket.watchall(inactive_threshold=CONSUMER_IDLE_S)
+        watcher = await self._open_watch()
         complete = False
         try:
-            while True:
+            while not _given_up():
                 try:
                     entry = await watcher.updates(timeout=self._wait_s() if complete else self._ttl_s)
                 except nats.errors.TimeoutError:
@@ -188,6 +188,18 @@ class NatsRegistry:
         finally:
             with contextlib.suppress(*NATS_ERRORS):
                 await watcher.stop()
+
+    async def _open_watch(self) -> Any:
+        """A new watch. One that is cancelled on its way is let through and then ended: nats-py would forget it, and its
+        consumer would live as long as this process.
+        """
+        opening = asyncio.ensure_future(self._bucket.watchall(inactive_threshold=CONSUMER_IDLE_S))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            with contextlib.suppress(*NATS_ERRORS):
+                await (await opening).stop()
+            raise
 
     def _wait_s(self) -> float:
         expiry_s = self._view.next_expiry_s(self._ttl_s)
@@ -230,3 +242,9 @@ class NatsRegistry:
             _log.info("worker %s was not renewed for %g s", worker_id, self._ttl_s)
             self._revisions.pop(worker_id, None)
             self._view.remove(worker_id)
+
+
+def _given_up() -> bool:
+    """Whether the running task was cancelled. To be asked: nats-py swallows a cancellation that meets it in a flush."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

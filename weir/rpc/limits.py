@@ -64,6 +64,8 @@ def channel_options(limits: RpcLimits) -> Options:
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
+        # Whatever its name says: what one attempt to connect may take, the handshake included. Shorter, and a server
+        # that is far away or busy is never reached.
+        ("grpc.min_reconnect_backoff_ms", 2_000),
         ("grpc.max_reconnect_backoff_ms", 1_000),
     ]

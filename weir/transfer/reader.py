@@ -48,6 +48,7 @@ _SPIN_S = 50e-6
 _FIRST_PAUSE_S = 50e-6
 _LAST_PAUSE_S = 1e-3
 _NOTIFICATION_PAUSE_S = 2e-3
+_RENEWAL_PAUSE_S = 2.0
 
 Outcome = ReadReport | WeirError
 
@@ -131,6 +132,7 @@ class ReadThread:
         self._owner: Any = None
         self._reader: Any = None
         self._resets = 0
+        self._renewed_s = 0.0
         self._remote_names: dict[WorkerKey, str] = {}
         self._transports: dict[WorkerKey, str] = {}
         self._transport_by_host: dict[str, str] = {}
@@ -281,6 +283,8 @@ class ReadThread:
                 raise TransferUnavailable("the first read is in error")
             elif self._clock.monotonic_s() > probe.deadline_s:
                 raise TransferUnavailable("the first read did not end in time")
+        except _ReaderLost:
+            raise
         except Exception as error:
             detail = f"{probe.peer.worker} cannot be read: {type(error).__name__}: {error}"
             self._end_probe(probe, TransferUnavailable(detail))
@@ -288,14 +292,15 @@ class ReadThread:
 
     def _post_probe(self, probe: Probe) -> None:
         # Into a row that nothing else uses: should it land after its end, it does no harm.
-        reader, peer = self._reader, probe.peer
+        peer = probe.peer
+        remote, reader = self._remote_name(peer), self._reader
         here = [(self._probe_row.ctypes.data, GUARD_ENTRY_BYTES, 0)]
         there = [(peer.guard_base, GUARD_ENTRY_BYTES, 0)]
         probe.handle = reader.initialize_xfer(
             "READ",
             reader.get_xfer_descs(here, "DRAM"),
             reader.get_xfer_descs(there, "DRAM"),
-            self._remote_name(peer),
+            remote,
         )
         reader.transfer(probe.handle)
 
@@ -403,12 +408,12 @@ class ReadThread:
     ) -> None:
         local = [(here[0] + run.dst * unit_bytes, run.count * unit_bytes, here[2]) for run in runs]
         remote = [(there[0] + run.src * unit_bytes, run.count * unit_bytes, there[2]) for run in runs]
-        reader = self._reader
+        name, reader = self._remote_name(read.peer), self._reader
         handle = reader.initialize_xfer(
             "READ",
             reader.get_xfer_descs(local, here[1]),
             reader.get_xfer_descs(remote, there[1]),
-            self._remote_name(read.peer),
+            name,
         )
         blocks = [] if read.reads_guard else [run.dst + i for run in runs for i in range(run.count)]
         read.posted.append(_Posted(handle, blocks))
@@ -522,15 +527,36 @@ class ReadThread:
             ucx.destroy_agent(reader)
 
     def _remote_name(self, peer: PeerDescriptor) -> str:
+        """What the reader calls ``peer``; may start another reader, so ask before taking it."""
         name = self._remote_names.get(peer.worker)
         if name is None:
-            added = self._reader.add_remote_agent(peer.agent_metadata)
+            added = self._add_remote(peer)
             name = added.decode() if isinstance(added, bytes) else str(added)
             self._remote_names[peer.worker] = name
             if name != str(peer.worker):
                 self._remove_remote(peer.worker)
                 raise TransferUnavailable(f"metadata given for {peer.worker} is that of {name}")
         return name
+
+    def _add_remote(self, peer: PeerDescriptor) -> Any:
+        try:
+            return self._reader.add_remote_agent(peer.agent_metadata)
+        except Exception as error:
+            if not self._renewable():
+                raise
+            reason = f"{type(error).__name__}: {error}"
+        # UCX looks for network devices only when an agent starts: one that started while a cable was out would find no
+        # way to anybody for ever.
+        log.warning("KV reader started anew, %s was not reached: %s", peer.worker, reason)
+        self._renewed_s = self._clock.monotonic_s()
+        self._end_reader()
+        self._begin_reader()
+        return self._reader.add_remote_agent(peer.agent_metadata)
+
+    def _renewable(self) -> bool:
+        """Whether nothing is in flight on the reader, and it was not renewed just now."""
+        busy = any(read.posted for read in self._active) or any(probe.handle is not None for probe in self._probes)
+        return not busy and self._clock.monotonic_s() >= self._renewed_s + _RENEWAL_PAUSE_S
 
     def _remove_remote(self, worker: WorkerKey) -> None:
         name = self._remote_names.pop(worker, None)
@@ -565,16 +591,24 @@ class ReadThread:
             self._forget_handles(read)
         for probe in list(self._probes):
             self._end_probe(probe, TransferUnavailable(why))
-        self._remote_names.clear()
-        try:
-            self._destroy_reader()
-        except InternalError as error:
-            raise _ReaderLost(str(error)) from error
+        self._end_reader()
         self._free_slots = list(range(MAX_ACTIVE_READS))
         # The late one first: a sequence reports the first of its void reads, and is to report why.
         for read in sorted(ended, key=lambda read: read is not late):
             reason = VoidReason.TIMEOUT if read is late else VoidReason.TRANSPORT
             read.settle(KvReadVoid(reason.value, why))
+        self._begin_reader()
+
+    def _end_reader(self) -> None:
+        """Destroy the reader, of which no handle may be left. Raises _ReaderLost."""
+        self._remote_names.clear()
+        try:
+            self._destroy_reader()
+        except InternalError as error:
+            raise _ReaderLost(str(error)) from error
+
+    def _begin_reader(self) -> None:
+        """Start the next one. Raises _ReaderLost."""
         self._resets += 1
         try:
             self._start_reader()

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from tests.e2e.faults import recovery
 from tests.e2e.faults.tiny import NAME, TinyLlama
 from tests.e2e.quiet import assert_quiet
 from weir.cli.cluster import Cluster, ClusterSpec
 from weir.client import AsyncClient
 
 WORKER_FLAGS = ("--num-blocks", "1024", "--max-batch-tokens", "64", "--session-grace-s", "0.5")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Seen when this folder is named on the command line."""
+    parser.addoption("--recovery-times", type=Path, help="add what each fault cost its client to this JSON file")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write what was asked for."""
+    path = session.config.getoption("--recovery-times", None)
+    if path is not None:
+        recovery.write(path)
 
 
 @pytest.fixture(scope="session")

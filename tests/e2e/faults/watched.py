@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any, Unpack
 
+from tests.e2e.faults import recovery
 from weir.cli.cluster import Cluster, router_doors
 from weir.cli.process import ChildProcess
 from weir.cli.workers import worker_state
@@ -27,6 +29,8 @@ class Watched:
         self.tokens: list[int] = []
         self._client = client
         self._changed = asyncio.Condition()
+        self._news_s: list[float] = []
+        self._struck: tuple[str, str, float] | None = None
         self._task = asyncio.create_task(self._follow(client.generate(prompt, **options)))
 
     async def _follow(self, stream: AsyncIterator[Event]) -> Completion:
@@ -41,6 +45,7 @@ class Watched:
         return collector.completion()
 
     async def _note(self, event: Event) -> None:
+        self._news_s.append(asyncio.get_running_loop().time())
         async with self._changed:
             if isinstance(event, Accepted):
                 self.request_id = event.request_id
@@ -74,10 +79,20 @@ class Watched:
                 if true(mine[0]):
                     return mine[0]
 
+    def struck(self, fault: str, phase: str) -> None:
+        """``fault`` is done now, in this phase of the request: from here on its longest silence is what it cost."""
+        self._struck = (fault, phase, asyncio.get_running_loop().time())
+
     async def outcome(self) -> Completion:
-        """The whole answer; raises its error."""
+        """The whole answer; raises its error. Notes what a fault cost."""
         async with asyncio.timeout(PATIENCE_S):
-            return await self._task
+            answer = await self._task
+        if self._struck is not None:
+            fault, phase, at_s = self._struck
+            heard_s = [at_s, *(news_s for news_s in self._news_s if news_s > at_s)]
+            silence_s = max((b - a for a, b in pairwise(heard_s)), default=0.0)
+            recovery.note(fault, phase, silence_s, answer.final.timings.attempts)
+        return answer
 
     async def leave(self) -> None:
         """As a client that goes away."""
