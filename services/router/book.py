@@ -403,6 +403,8 @@ class RequestBook:
             self._ledger.unlink_decode(entry)
         if news.code == TOO_LARGE:
             self._recovery.too_large(entry, worker, prefill, error, now_s)
+        elif news.code == "CANCELLED" and worker in entry.dropped:
+            self._recovery.retry(entry, error, "decode_lost", now_s, charged=False, counts=False)
         elif news.code == "CANCELLED":
             # By others than this router, on the bus: what it cancels itself has left the leg.
             self._publish_cancel(entry, news.message)

@@ -32,6 +32,7 @@ class Entry:
         "cached_tokens",
         "decode",
         "decode_name",
+        "dropped",
         "expected_tokens",
         "failures",
         "final_ticket",
@@ -114,6 +115,8 @@ class Entry:
         self.read_done = False
         self.released = False
         self.void_reads = 0
+        self.dropped: frozenset[WorkerKey] = frozenset()
+        """Decode workers that were told to stop this attempt: bound to one of them again, it is stopped at once."""
         self.read_until_s = NEVER_S
         self.resumed_tokens = len(self.generated)
         self.prefill_cached_tokens = 0

@@ -144,6 +144,7 @@ class Ledger:
         """Cancel what D has of this attempt; the prefill leg stays."""
         assert entry.decode is not None
         self.commands.append(SendCancel(entry.decode, False, entry.request_id, entry.attempt, reason))
+        entry.dropped |= {entry.decode}
         self.unlink_decode(entry)
         entry.read_until_s = NEVER_S
 

@@ -114,13 +114,19 @@ class Checks:
                     if self._kv_is_kept(entry):
                         self._no_second_prefill[entry.request_id] = entry.attempt
 
+    def read_elsewhere(self, request_id: str) -> None:
+        """A reader was too slow and was left. It may be the only one that is left later, and takes no attempt twice."""
+        self._no_second_prefill.pop(request_id, None)
+
     def _kv_is_kept(self, entry: object) -> bool:
         from weir.ids import RequestKey
         from weir.services.router.entry import Entry
 
         assert isinstance(entry, Entry)
         source = self._world.workers.get(entry.prefill.worker_id) if entry.prefill is not None else None
-        if source is None or source.worker is None or entry.read_done or entry.state is RequestState.DECODING:
+        if source is None or source.worker is None or entry.dropped:
+            return False
+        if entry.read_done or entry.state is RequestState.DECODING:
             return False
         key = RequestKey(entry.request_id, entry.attempt)
         attempt = source.worker.prefill.desk._attempts.get(key)

@@ -24,6 +24,7 @@ class QueueChecks:
         """From now on."""
         book, placing = router._book, router._book._placing
         book.admit = self._admit(host, router, book.admit)  # type: ignore[method-assign]
+        placing.bind_elsewhere = self._bind(placing.bind_elsewhere)  # type: ignore[method-assign]
         placing._place = self._place(host, router, placing._place)  # type: ignore[method-assign]
 
     def _admit(self, host: str, router: Router, admit: Callable[..., None]) -> Callable[..., None]:
@@ -43,6 +44,13 @@ class QueueChecks:
                 self._world.checks.fail("tenants", f"{host}: {admission.request_id} is one too many of its tenant")
 
         return admitted
+
+    def _bind(self, bind: Callable[[Entry, float], bool]) -> Callable[[Entry, float], bool]:
+        def bound(entry: Entry, now_s: float) -> bool:
+            self._world.checks.read_elsewhere(entry.request_id)
+            return bind(entry, now_s)
+
+        return bound
 
     def _place(self, host: str, router: Router, place: Callable[..., None]) -> Callable[..., None]:
         def placed(entry: Entry, *rest: Any) -> None:

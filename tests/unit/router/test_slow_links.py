@@ -55,3 +55,17 @@ def test_a_read_that_was_broken_off_is_made_again_where_it_was() -> None:
     stage = transferring(Stage(P1, D1, D2))
     stage.read(D1, "transport")
     assert stage.names() == ["KvReady decode-1 t1"]
+
+
+def test_bound_again_where_it_was_stopped_a_request_is_neither_cancelled_nor_failed() -> None:
+    stage = transferring(Stage(P1, D1, D2))
+    stage.read(D1, "timeout")
+    stage.sent()
+    stage.lose(D2)
+    assert stage.names()[0] == "BeginDecode decode-1 1"
+    stage.ended(D1, "CANCELLED")  # of its first life there, or of the second: the worker remembers the cancel
+    stage.advance(0.02)
+    assert stage.names()[:2] == ["Cancel prefill-1 1", "BeginPrefill prefill-1 2"]
+    assert stage.book.retries == {"rebind": 2, "decode_lost": 1}
+    (entry,) = stage.book.entries()
+    assert entry.failures == 1  # the loss of D2
