@@ -210,6 +210,8 @@ async def test_a_running_system_is_added_to_a_report(
     report = await run_bench_matrix(quiet_console, options)
     run = report["scenarios"][0]["runs"][0]
     assert (run["layout"], run["figures"]["completed"], run["figures"]["failed"]) == ("other", 2, 0)
+    again = await run_bench_matrix(quiet_console, options)
+    assert [run["layout"] for run in again["scenarios"][0]["runs"]] == ["other"], "the later run replaces the earlier"
     with pytest.raises(InvalidArgument, match="seed = 1, not 2"):
         await run_bench_matrix(quiet_console, dataclasses.replace(options, seed=2))
     await assert_quiet(mixed)

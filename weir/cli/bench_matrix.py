@@ -132,7 +132,8 @@ class MatrixRunner:
                 for scale in self._options.rate_scales:
                     plan = self._plan(external.target, scenario, scale)
                     run = self._run(external.name, scenario, scale, plan, await run_load(plan), [])
-                    entries[scenario.name]["runs"].append(run)
+                    others = [r for r in entries[scenario.name]["runs"] if not _same_place(r, run)]
+                    entries[scenario.name]["runs"] = [*others, run]
         return report
 
     async def _one(self, cluster: Cluster, layout: Layout, scenario: Scenario, scale: float) -> dict[str, Any]:
@@ -237,6 +238,11 @@ class MatrixRunner:
         options = self._options
         objectives = ", ".join(options.goodput) + " ms" if options.goodput else "those of each scenario"
         return {"arrivals in each run, s": options.seconds, "objectives": objectives, "seed": options.seed}
+
+
+def _same_place(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether the one stands where the other would in a report."""
+    return bool(one["layout"] == other["layout"] and one["rate_scale"] == other["rate_scale"])
 
 
 def _with_link(scenario: Scenario, mbit: float) -> Scenario:
