@@ -41,7 +41,7 @@ BETWEEN_LOOKS = 200
 """Requests."""
 WATCHERS = 2
 MOST_SERVER_MB = 384.0
-"""Most of it are the ids of the last minute, by which repeated messages are known, and what Go has not collected yet."""
+"""Most of it are the ids of the last minute, by which repetitions are known, and what Go has not collected yet."""
 SETTLE_S = 120.0
 CONSUMERS_GONE_S = 30.0
 """0: do not wait for the server to forget the consumers of the watchers that are gone."""

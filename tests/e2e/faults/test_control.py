@@ -62,6 +62,7 @@ async def test_a_router_dies(squad: Cluster, client: AsyncClient, second: AsyncC
     long = Watched(second, prompt_of(6_000, 33), max_tokens=10, **GREEDY)
     await long.place(prefilling)
     await kill(router)
+    mine.struck("the other router killed", "decoding")
     for request in (*decoding, long):
         with pytest.raises(Unavailable):
             await request.outcome()
@@ -89,6 +90,7 @@ async def test_the_controller_dies(squad: Cluster, client: AsyncClient, tiny: Ti
     await request.seen(20)
     assert squad.controller is not None
     await kill(squad.controller)
+    request.struck("controller killed", "decoding")
     exact(await request.outcome(), tiny.greedy(prompt, 300), attempts=1)
     exact(await client.complete(prompt, max_tokens=20, **GREEDY), tiny.greedy(prompt, 20), attempts=1)
 
@@ -101,6 +103,7 @@ async def test_nats_dies_and_comes_back(squad: Cluster, client: AsyncClient, tin
     await request.seen(20)
     assert squad.nats is not None
     await squad.nats.kill()
+    request.struck("NATS killed", "decoding")
     exact(await request.outcome(), tiny.greedy(prompt, 600), attempts=1)
     await stale_is(client, True)
     exact(await client.complete(prompt, max_tokens=20, **GREEDY), tiny.greedy(prompt, 20), attempts=1)
@@ -108,6 +111,7 @@ async def test_nats_dies_and_comes_back(squad: Cluster, client: AsyncClient, tin
     await request.seen(20)
     victim = worker_named(squad, (await request.place(lambda place: True)).decode_worker)
     await kill(victim)
+    request.struck("D killed without NATS", "decoding")
     exact(await request.outcome(), tiny.greedy(prompt, 600), attempts=2)
     if store == "lost":
         shutil.rmtree(squad.nats._data_dir / "jetstream")

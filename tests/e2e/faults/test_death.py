@@ -43,6 +43,7 @@ async def test_decode_worker_dies_before_decoding(
         worker.kill(signal.SIGSTOP)  # it will not read
         await request.seen(1)
     async with killed(squad, worker):
+        request.struck("D killed", moment)
         answer = await request.outcome()
         exact(answer, tiny.greedy(prompt, 40), attempts=1)
         assert answer.final.timings.decode_worker != place.decode_worker
@@ -63,6 +64,7 @@ async def test_decode_worker_dies_while_decoding(
     await request.seen(40)
     place = await request.place(lambda place: True)
     async with killed(squad, worker_named(squad, place.decode_worker)):
+        request.struck("D killed", "decoding")
         answer = await request.outcome()
         exact(answer, expected, attempts=2)
         assert answer.final.finish_reason is FinishReason.LENGTH
@@ -100,6 +102,7 @@ async def test_prefill_worker_dies(squad: Cluster, client: AsyncClient, tiny: Ti
         assert request.tokens == []
     async with killed(squad, worker_named(squad, place.prefill_worker)):
         decode.kill(signal.SIGCONT)
+        request.struck("P killed", moment)
         answer = await request.outcome()
         exact(answer, tiny.greedy(prompt, 40), attempts=2)
         assert answer.final.timings.prefill_worker != place.prefill_worker
@@ -133,6 +136,7 @@ async def test_a_worker_stands_still(squad: Cluster, client: AsyncClient, tiny: 
     name = place.prefill_worker if role == "prefill" else place.decode_worker
     worker = worker_named(squad, name)
     worker.kill(signal.SIGSTOP)
+    request.struck(f"{role[0].upper()} stopped", "prefilling" if role == "prefill" else "decoding")
     try:
         exact(await request.outcome(), tiny.greedy(prompt, tokens), attempts=2)
     finally:

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.e2e.faults import recovery
 from tests.e2e.faults.conftest import WORKER_FLAGS
 from tests.e2e.faults.namespaces import ANY_HOST, PartedCluster, filters_unavailable, unavailable
 from tests.e2e.faults.test_control import stale_is
-from tests.e2e.faults.test_death import prefills_of
+from tests.e2e.faults.test_death import hash_of, prefills_of
 from tests.e2e.faults.tiny import NAME, TinyLlama, prompt_of
 from tests.e2e.faults.watched import (
     PATIENCE_S,
@@ -119,7 +120,7 @@ async def test_decode_worker_cut_off_before_decoding(
     parted: PartedCluster, client: AsyncClient, tiny: TinyLlama, phase: str
 ) -> None:
     """Another one reads under the same lease."""
-    prompt, before = prompt_of(LONG, 91 + len(phase)), await prefills(parted)
+    prompt, before = prompt_of(LONG, hash_of(f"D {phase}")), await prefills(parted)
     with slow_until(parted) as be_fast:
         request = Watched(client, prompt, max_tokens=20, **GREEDY)
         place = await request.place(bound_early if phase == "prefilling" else transferring)
@@ -155,7 +156,7 @@ async def test_decode_worker_cut_off_while_decoding(
 @pytest.mark.parametrize("phase", ["prefilling", "transferring"])
 async def test_prefill_worker_cut_off(parted: PartedCluster, client: AsyncClient, tiny: TinyLlama, phase: str) -> None:
     """With it, all that was not read yet is lost."""
-    prompt = prompt_of(LONG, 93 + len(phase))
+    prompt = prompt_of(LONG, hash_of(f"P {phase}"))
     with slow_until(parted) as be_fast:
         request = Watched(client, prompt, max_tokens=20, **GREEDY)
         place = await request.place(bound_early if phase == "prefilling" else transferring)
@@ -204,7 +205,7 @@ async def test_packets_are_lost_one_way(
     parted: PartedCluster, client: AsyncClient, tiny: TinyLlama, what: str, hook: str
 ) -> None:
     """A deaf worker is heard for a while: until TCP has sent all that it may send unacknowledged."""
-    prompt = prompt_of(100, 96 + len(hook))
+    prompt = prompt_of(100, hash_of(what))
     request = Watched(client, prompt, max_tokens=400, **GREEDY)
     place = await request.place(lambda place: place.tokens_sent > 20)
     with parted.fabric.dropping(node_of(parted, place.decode_worker), hook):
@@ -231,12 +232,14 @@ async def test_a_router_cut_off(parted: PartedCluster, client: AsyncClient, tiny
     """The workers end what it had under way; the other router serves meanwhile."""
     prompt = prompt_of(100, 99)
     async with AsyncClient(router_doors(parted.routers[1])[0]) as second:
-        lost = [Watched(second, prompt_of(size, size), max_tokens=4_000, **GREEDY) for size in (101, 6_000)]
+        lost = [Watched(second, prompt_of(size, size), max_tokens=2_000, **GREEDY) for size in (101, 6_000)]
         await lost[0].seen(20)
         await lost[1].place(prefilling)
         with parted.fabric.cut("router-1"):
+            cut_s = asyncio.get_running_loop().time()
             exact(await client.complete(prompt, max_tokens=20, **GREEDY), tiny.greedy(prompt, 20), attempts=1)
             await assert_quiet(parted, within_s=PATIENCE_S)
+            recovery.note("router cut off: blocks back", "any", asyncio.get_running_loop().time() - cut_s, 1)
         for request in lost:
             await request.leave()
     async with AsyncClient(router_doors(parted.routers[1])[0]) as again:
