@@ -186,6 +186,9 @@ def _balance(plan: Plan, random: Random) -> None:
     trouble(plan, random)
     if random.random() < 0.4:
         _some(plan, random, random.choice(["kill", "pause", "terminate"]), [CONTROLLER], 1, 1.5)
+    if random.random() < 0.3:
+        at_s, role = 0.35 + random.uniform(0.0, ARRIVALS_S), random.choice(list(Role)).value
+        plan.faults.append(Fault(at_s, "turn", random.choice(plan.workers).name, 0.0, role))
     plan.forgiving = trouble in (_nothing, _drains, _leaving)
 
 
@@ -221,6 +224,8 @@ def _tenants(plan: Plan, random: Random) -> None:
     """More than each tenant may have, by deadlines and priorities."""
     plan.tenant_max_active = random.choice([0, 2, 4])
     plan.tenant_max_queued = random.choice([0, 1, 3])
+    plan.step_s = 0.02
+    plan.workers = [replace(worker, max_running=1, max_waiting=1) for worker in plan.workers]
     _leaving(plan, random, share=0.1)
     for index, request in enumerate(plan.requests):
         at_s = 0.4 + random.choice([0.0, random.uniform(0.0, 0.4)])

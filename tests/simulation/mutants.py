@@ -9,14 +9,13 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from tests.simulation.mutants_of_life import MUTANTS_OF_LIFE
 from tests.simulation.plan import Fault, Plan
-from tests.simulation.schedules import make_plan
-from tests.simulation.world import run_plan
+from tests.simulation.planting import Caught, Mutant, Planting, hunt
 from weir.attempts.leg import RouterSession
 from weir.engine.scheduler import Scheduler
 from weir.errors import KvReadVoid
@@ -39,43 +38,6 @@ from weir.transfer.lease import LeaseEnd
 from weir.transfer.local import LocalFabric, LocalTransfer
 from weir.transfer.plan import Completion, Destination, ReadReport, merge_runs
 from weir.transfer.ticket import BlockRef, GuardEntry, Ticket
-
-Planting = contextlib.AbstractContextManager[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """``plant`` breaks the code while it is entered. ``kinds`` of schedules are tried in turn."""
-
-    name: str
-    what: str
-    plant: Callable[[], Planting]
-    kinds: Sequence[str]
-    tweak: Callable[[Plan], None] = lambda plan: None
-
-
-@dataclass(frozen=True, slots=True)
-class Caught:
-    """``schedules`` it took, or None when it was not caught; ``checker`` and ``how`` are of the first failure."""
-
-    mutant: Mutant
-    schedules: int | None
-    checker: str = ""
-    how: str = ""
-
-
-def hunt(mutant: Mutant, most: int, first_seed: int = 1) -> Caught:
-    """Run schedules until one fails."""
-    for number in range(most):
-        plan = make_plan(first_seed + number, mutant.kinds[number % len(mutant.kinds)])
-        mutant.tweak(plan)
-        with mutant.plant():
-            outcome = run_plan(plan)
-        if outcome.failures:
-            checker, _, how = outcome.failures[0].partition(": ")
-            return Caught(mutant, number + 1, checker, how)
-    return Caught(mutant, None)
-
 
 # -- memory of the decode worker ------------------------------------------------------------------------
 
@@ -374,6 +336,7 @@ MUTANTS = [
     Mutant("cancel not forwarded", "D does not hear that the client left", _cancel_not_forwarded, ["leaving"]),
     Mutant("bound too early", "room on D is held before P has begun", _bound_too_early, ["calm"]),
     Mutant("keys not ordered", "two requests of one deadline cannot be compared", _keys_not_ordered, ["calm"]),
+    *MUTANTS_OF_LIFE,
 ]
 
 TABLE_MARK = "<!-- table -->"

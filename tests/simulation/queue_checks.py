@@ -45,7 +45,7 @@ class QueueChecks:
 
         return admitted
 
-    def _bind(self, bind: Callable[[Entry, float], bool]) -> Callable[[Entry, float], bool]:
+    def _bind(self, bind: Callable[..., bool]) -> Callable[..., bool]:
         def bound(entry: Entry, now_s: float) -> bool:
             self._world.checks.read_elsewhere(entry.request_id)
             return bind(entry, now_s)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.mutants import MUTANTS, Mutant, hunt
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.planting import Mutant, hunt
 
 MOST = 60
 

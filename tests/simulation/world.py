@@ -164,6 +164,8 @@ class World:
             home = next(spec.role for spec in self.plan.workers if spec.name == fault.who)
             self.controller.flip(fault.who, Role(fault.other))
             later(fault.for_s, self.controller.flip, fault.who, home)
+        elif fault.what == "turn":
+            self.controller.flip(fault.who, Role(fault.other))
         elif fault.what in ("kill", "unplug"):
             node = self.nodes[fault.who]
             node.crash(fault.what == "unplug")
