@@ -4,7 +4,8 @@
 
 Speaks the session protocol as one prefill and one decode worker do: one message a step with every request's news.
 Prefill takes no time; each step gives every sequence a token. Also serves RouterService itself, the same answers
-without a router, which is what a client's own cost is measured with. Prints ``READY mock door=HOST:PORT``.
+without a router, which is what a client's own cost is measured with, and takes spans as a collector does. Prints
+``READY mock door=HOST:PORT``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -45,6 +46,7 @@ HEARTBEAT_S = 1.0
 FIRST_TOKEN_ID = 1000
 TOKEN_IDS = 20_000
 HOST = "127.0.0.1"
+EXPORT_METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
 def token(index: int) -> int:
@@ -212,6 +214,26 @@ class MockDoor(router_pb2_grpc.RouterServiceServicer):
         yield answer(final=answer.Final(finish_reason=common_pb2.FINISH_REASON_LENGTH, usage=usage))
 
 
+if TYPE_CHECKING:
+    _GenericRpcHandler = grpc.GenericRpcHandler[Any, Any]
+else:  # generic in the type stubs only
+    _GenericRpcHandler = grpc.GenericRpcHandler
+
+
+class SpanSink(_GenericRpcHandler):
+    """A collector of traces that throws them away, unread."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """See GenericRpcHandler."""
+        if handler_call_details.method != EXPORT_METHOD:
+            return None
+        return grpc.unary_unary_rpc_method_handler(_take_spans)
+
+
+async def _take_spans(request: bytes, context: Any) -> bytes:
+    return b""  # an ExportTraceServiceResponse without a complaint
+
+
 @contextlib.asynccontextmanager
 async def _reading(requests: AsyncIterator[Any], take: Any) -> AsyncIterator[None]:
     async def read() -> None:
@@ -259,6 +281,7 @@ async def _serve(nats_url: str, model: str, step_s: float, stop: asyncio.Event) 
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(MockDecode(welcome, step_s), server)
         if role == common_pb2.ROLE_PREFILL:
             router_pb2_grpc.add_RouterServiceServicer_to_server(MockDoor(step_s), server)
+            server.add_generic_rpc_handlers((SpanSink(),))
         addresses[role] = f"{HOST}:{server.add_insecure_port(f'{HOST}:0')}"
         await server.start()
         servers.append(server)

@@ -206,13 +206,19 @@ def router(
     concurrency: Annotated[int, Flag(min=1, help="At once")] = 32,
     step_ms: Annotated[float, Flag(min=0.1, help="Pace of the mock workers")] = 5.0,
     peer_python: Annotated[Path | None, Flag(help="Interpreter that has sglang-router; default this one")] = None,
+    trace_ratio: Annotated[float, Flag(min=0, max=1, help="Instead: what tracing this share of requests costs")] = 0.0,
+    rounds: Annotated[int, Flag(min=1, help="--trace-ratio: measurements, with and without it")] = 10,
     out: Json = None,
 ) -> None:
     """What the router costs: latency added, CPU a request and a token, with mock workers."""
     from weir.cli.bench_router import RouterShape, run_bench_router
+    from weir.cli.bench_router_tracing import run_bench_router_tracing
     from weir.cli.paths import model_dir
 
     shape = RouterShape(
         requests=requests, streams=streams, stream_tokens=stream_tokens, concurrency=concurrency, step_ms=step_ms
     )
-    asyncio.run(run_bench_router(console, model_dir(model), shape, peer_python, out))
+    if trace_ratio:
+        asyncio.run(run_bench_router_tracing(console, model_dir(model), shape, trace_ratio, rounds, out))
+    else:
+        asyncio.run(run_bench_router(console, model_dir(model), shape, peer_python, out))

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from rich.console import Console
 from rich.table import Table
 
+from weir.bench.cpu import process_cpu_s
 from weir.bench.load import LoadResult, run_load
 from weir.bench.plan import LoadPlan, Prompt, Target
 from weir.bench.synthetic import Vocabulary, random_prompts
@@ -69,6 +69,15 @@ class DoorFigures:
     generator: str
 
 
+@dataclass(frozen=True, slots=True)
+class RunningRouter:
+    """A router's addresses and its process."""
+
+    grpc: str
+    http: str
+    pid: int
+
+
 class MockCluster:
     """nats-server, the mock workers and a real router, each a process."""
 
@@ -76,10 +85,25 @@ class MockCluster:
         self._model_dir = model_dir
         self._log_dir = log_dir
         self._step_ms = step_ms
-        self.router_address = ""
-        self.http_address = ""
+        self._nats_url = ""
+        self.router = RunningRouter("", "", 0)
         self.mock_address = ""
-        self.router_pid = 0
+        """The mock's own RouterService; it takes spans there too."""
+
+    @property
+    def router_address(self) -> str:
+        """gRPC."""
+        return self.router.grpc
+
+    @property
+    def http_address(self) -> str:
+        """HTTP."""
+        return self.router.http
+
+    @property
+    def router_pid(self) -> int:
+        """Its process."""
+        return self.router.pid
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[MockCluster]:
@@ -88,17 +112,20 @@ class MockCluster:
             nats = EmbeddedNats(self._log_dir / "nats")
             await nats.start()
             stack.push_async_callback(nats.stop)
+            self._nats_url = nats.url
             mock = ["weir.bench.mock_workers", "--nats", nats.url, "--model", MODEL_NAME]
             words = await self._start(stack, "mock", [*mock, "--step-ms", f"{self._step_ms:g}"])
             self.mock_address = words["door"]
-            router = ["weir.services.router", "--nats", nats.url, "--bind", "127.0.0.1:0", "--http", "127.0.0.1:0"]
-            words = await self._start(
-                stack, "router", [*router, "--model", str(self._model_dir), "--model-name", MODEL_NAME]
-            )
-            self.router_address, self.http_address = words["grpc"], words["http"]
-            self.router_pid = int(words["pid"])
-            await self._connected()
+            self.router = await self.start_router(stack, "router")
             yield self
+
+    async def start_router(self, stack: contextlib.AsyncExitStack, name: str, *flags: str) -> RunningRouter:
+        """Another router before the same workers; it ends with ``stack``. Raises Unavailable."""
+        argv = ["weir.services.router", "--nats", self._nats_url, "--bind", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+        argv += ["--model", str(self._model_dir), "--model-name", MODEL_NAME, *flags]
+        words = await self._start(stack, name, argv)
+        await _connected(words["grpc"])
+        return RunningRouter(words["grpc"], words["http"], int(words["pid"]))
 
     async def _start(self, stack: contextlib.AsyncExitStack, name: str, module: list[str]) -> dict[str, str]:
         child = await ChildProcess.start(name, [sys.executable, "-m", *module], self._log_dir / f"{name}.log")
@@ -106,13 +133,14 @@ class MockCluster:
         words = await child.wait_ready(READY_TIMEOUT_S)
         return dict(word.split("=", 1) for word in words if "=" in word) | {"pid": str(child.pid)}
 
-    async def _connected(self) -> None:
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S), AsyncClient(self.router_address) as client:
-                while sum(w.connected for w in (await client.workers()).workers) < 2:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            raise Unavailable("the router did not connect to the mock workers") from None
+
+async def _connected(address: str) -> None:
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S), AsyncClient(address) as client:
+            while sum(w.connected for w in (await client.workers()).workers) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise Unavailable("the router did not connect to the mock workers") from None
 
 
 def router_plan(target: Target, count: int, tokens: int, concurrency: int, shape: RouterShape) -> LoadPlan:
@@ -132,33 +160,31 @@ def router_plan(target: Target, count: int, tokens: int, concurrency: int, shape
     return LoadPlan(target, measured, (0.0,) * count, warmups=warm, max_concurrency=concurrency, ignore_eos=True)
 
 
-async def _timed(plan: LoadPlan, pid: int) -> tuple[LoadResult, float]:
-    """Run a plan; CPU seconds that process ``pid`` used meanwhile, warm-up left out."""
-    process, before_s = psutil.Process(pid), 0.0
+async def timed(plan: LoadPlan, pid: int) -> tuple[LoadResult, float]:
+    """Run a plan; CPU seconds that process ``pid`` used meanwhile, warm-up left out.
+
+    Raises InternalError when a request fails.
+    """
+    before_s = 0.0
 
     def started(_: float) -> None:
         nonlocal before_s
-        before_s = _cpu_s(process)
+        before_s = process_cpu_s(pid)
 
     result = await run_load(plan, on_started=started)
-    used_s = _cpu_s(process) - before_s
+    used_s = process_cpu_s(pid) - before_s
     failed = [r for r in result.records if not r.ok]
     if failed:
         raise InternalError(f"{len(failed)} requests failed, the first: {failed[0].error} {failed[0].detail}")
     return result, used_s
 
 
-def _cpu_s(process: psutil.Process) -> float:
-    used = process.cpu_times()
-    return float(used.user + used.system)
-
-
 async def measure_door(name: str, target: Target, pid: int, shape: RouterShape, direct: Target | None) -> DoorFigures:
     """Short answers, long answers, and one at a time, after a round that does not count."""
-    await _timed(router_plan(target, max(10, shape.requests // 4), 4, shape.concurrency, shape), pid)
-    short, short_s = await _timed(router_plan(target, shape.requests, 1, shape.concurrency, shape), pid)
-    long, long_s = await _timed(router_plan(target, shape.streams, shape.stream_tokens, shape.concurrency, shape), pid)
-    alone, _ = await _timed(router_plan(target, shape.alone, 1, 1, shape), pid)
+    await timed(router_plan(target, max(10, shape.requests // 4), 4, shape.concurrency, shape), pid)
+    short, short_s = await timed(router_plan(target, shape.requests, 1, shape.concurrency, shape), pid)
+    long, long_s = await timed(router_plan(target, shape.streams, shape.stream_tokens, shape.concurrency, shape), pid)
+    alone, _ = await timed(router_plan(target, shape.alone, 1, 1, shape), pid)
     ttft_ms = [1e3 * r.ttft_s for r in alone.records]
     added = None
     if direct is not None:

@@ -304,7 +304,9 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
     Raises InvalidArgument when the exporter is not installed. Connects lazily: a dead collector is no error.
     """
     try:
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        import opentelemetry.exporter.otlp.proto.grpc.trace_exporter  # noqa: F401  # what may be missing
+
+        from weir.telemetry.otlp import FastOtlpExporter
     except ImportError:
         limit = "needs the exporter: pip install 'weir[otlp]'"
         raise InvalidArgument("telemetry.otlp_endpoint", endpoint, limit) from None
@@ -318,7 +320,7 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
     for name in _OTLP_LOGGERS:  # each failed batch in many words; what matters is said and counted here
         logging.getLogger(name).setLevel(logging.CRITICAL)
     insecure = scheme == "http"
-    return OTLPSpanExporter(endpoint=f"{scheme}://{host}:{port}", insecure=insecure, timeout=EXPORT_TIMEOUT_S)
+    return FastOtlpExporter(endpoint=f"{scheme}://{host}:{port}", insecure=insecure, timeout=EXPORT_TIMEOUT_S)
 
 
 def _context(trace_id: int, span_id: int, *, remote: bool = False) -> SpanContext:
