@@ -6,12 +6,13 @@ The questions are those of ``docs/balance.md`` ("Split or mixed?"), answered by 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from weir.bench.goodput import Slo
 
+PROMISED = "Is a TPOT promised?"
 UNEVEN = 3.0
 """ITL p99 over its median from which decoding counts as interrupted; a batch that grows makes less than 2."""
 
@@ -53,15 +54,21 @@ def checklist(
         found.append(_carried(link))
     if split["failed"] != mixed["failed"]:
         better = "split" if split["failed"] < mixed["failed"] else "mixed"
-        found.append(Finding("Do requests fail?", f"{split['failed']} split, {mixed['failed']} mixed", better))
+        found.append(Finding("Do requests fail?", f"{split['failed']} failed split, {mixed['failed']} mixed", better))
     return found
 
 
+def reasons(outcome: str, findings: Sequence[Finding]) -> str:
+    """The measurements that speak for the layout that did better, as a sentence; empty without a winner."""
+    winner = {"win": "split", "lose": "mixed"}.get(outcome, "")
+    answers = [finding.answer for finding in findings if finding.speaks_for == winner and finding.question != PROMISED]
+    return f" Measured: {'; '.join(answers)}." if answers else ""
+
+
 def _promised(slo: Slo) -> Finding:
-    question = "Is a TPOT promised?"
     if math.isinf(slo.tpot_ms):
-        return Finding(question, "no: even tokens are worth nothing here", "mixed")
-    return Finding(question, f"{slo.tpot_ms:g} ms", "split")
+        return Finding(PROMISED, "no: even tokens are worth nothing here", "mixed")
+    return Finding(PROMISED, f"{slo.tpot_ms:g} ms", "split")
 
 
 def _interrupted(mixed: Mapping[str, Any]) -> Finding:
@@ -76,10 +83,10 @@ def _kept(question: str, name: str, bound_ms: float, split: Mapping[str, Any], m
     ours, theirs = (each[f"p90_{name.lower()}_ms"] for each in (split, mixed))
     answer = f"{name} p90 {ours:,.0f} ms split, {theirs:,.0f} ms mixed"
     if math.isinf(bound_ms):
-        return Finding(question, f"{answer}; nothing is promised", "neither")
+        return Finding(question, f"{answer} (nothing is promised)", "neither")
     kept = [value <= bound_ms for value in (ours, theirs)]
     speaks_for = {(True, False): "split", (False, True): "mixed"}.get((kept[0], kept[1]), "neither")
-    return Finding(question, f"{answer}; promised {bound_ms:,.0f}", speaks_for)
+    return Finding(question, f"{answer} (promised {bound_ms:,.0f})", speaks_for)
 
 
 def _carried(link: LinkFigures) -> Finding:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from weir.bench.cancels import WorkerPolls
-from weir.bench.checklist import LinkFigures, checklist
+from weir.bench.checklist import LinkFigures, checklist, reasons
 from weir.bench.goodput import Slo, parse_goodput
 from weir.bench.load import LoadResult, run_load
 from weir.bench.metrics import latencies_ms, summarise
@@ -207,6 +207,9 @@ class MatrixRunner:
             split, mixed = (next(r for r in runs if r["layout"] == x.name) for x in (SPLIT, AGGREGATED))
             link = LinkFigures(**split["link"]) if split["link"] else None
             figures = split["figures"], mixed["figures"]
+            findings = checklist(self._slo(scenario), *figures, link)
+            verdict = dataclasses.asdict(judge_split(scenario, *figures))
+            verdict["text"] += reasons(verdict["outcome"], findings)
             scenarios.append(
                 {
                     "name": scenario.name,
@@ -215,8 +218,8 @@ class MatrixRunner:
                     "kill_at": scenario.kill_at,
                     "link": link_line(link) if link else "",
                     "runs": runs,
-                    "verdict": dataclasses.asdict(judge_split(scenario, *figures)),
-                    "checklist": [dataclasses.asdict(f) for f in checklist(self._slo(scenario), *figures, link)],
+                    "verdict": verdict,
+                    "checklist": [dataclasses.asdict(finding) for finding in findings],
                 }
             )
         setup = {

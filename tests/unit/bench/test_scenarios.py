@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from weir.bench.checklist import Finding, LinkFigures, checklist
+from weir.bench.checklist import Finding, LinkFigures, checklist, reasons
 from weir.bench.goodput import Slo, parse_goodput
 from weir.bench.growth import Reading, growth
 from weir.bench.metrics import latencies_ms, summarise
@@ -93,10 +93,15 @@ def test_the_checklist_says_what_speaks_for_which_layout() -> None:
     won = checklist(slo, measured(3000.0, 33.0), measured(2000.0, 55.0, itl_p99=900.0))
     assert said(won) == ["split", "split", "neither", "split"]
     assert won[1].answer == "ITL p99 is 30.0 × its median (900 and 30 ms)"
-    assert won[3].answer == "TPOT p90 33 ms split, 55 ms mixed; promised 42"
+    assert won[3].answer == "TPOT p90 33 ms split, 55 ms mixed (promised 42)"
     lost = checklist(slo, measured(9000.0, 60.0, failed=1), measured(100.0, 41.0))
     assert said(lost) == ["split", "mixed", "mixed", "mixed", "mixed"]
-    assert lost[-1].answer == "1 split, 0 mixed"
+    assert lost[-1].answer == "1 failed split, 0 mixed"
+    assert reasons("lose", lost) == (
+        " Measured: ITL p99 is 1.3 × its median (40 and 30 ms); TTFT p90 9,000 ms split, 100 ms mixed (promised 8,000);"
+        " TPOT p90 60 ms split, 41 ms mixed (promised 42); 1 failed split, 0 mixed."
+    )
+    assert reasons("draw", lost) == ""
     open_ended = checklist(Slo(), measured(1.0, 1.0), measured(2.0, 2.0, itl_p50=0.0))
     assert said(open_ended) == ["mixed", "mixed", "neither", "neither"]
 
