@@ -300,6 +300,19 @@ def _processor() -> str:
     return platform.machine()
 
 
+def goodput_table(report: dict[str, Any]) -> Table:
+    """Scenarios against all systems of a report, at its first rate."""
+    layouts = list(dict.fromkeys(run["layout"] for scenario in report["scenarios"] for run in scenario["runs"]))
+    table = Table("scenario", title="goodput: requests/s that met every objective", title_justify="left")
+    for layout in layouts:
+        table.add_column(layout, justify="right")
+    for scenario in report["scenarios"]:
+        # The first rate stands first: the later ones of a layout do not replace it.
+        found = {run["layout"]: f"{run['figures']['request_goodput']:.2f}" for run in reversed(scenario["runs"])}
+        table.add_row(scenario["name"], *(found.get(layout, "-") for layout in layouts))
+    return table
+
+
 async def run_bench_matrix(console: Console, options: MatrixOptions) -> dict[str, Any]:
     """Run, print verdicts, write both files."""
     report = await MatrixRunner(console, options, SystemClock(), link_obstacle()).run()
@@ -308,6 +321,7 @@ async def run_bench_matrix(console: Console, options: MatrixOptions) -> dict[str
         table.add_row(scenario["name"], scenario["verdict"]["text"])
     for name, why in report.get("left_out", {}).items():
         table.add_row(name, f"[yellow]not run:[/] {why}")
+    console.print(goodput_table(report))
     console.print(table)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "report.json").write_text(json.dumps(report), encoding="utf-8")

@@ -16,7 +16,7 @@ from weir.bench.plan import Target
 from weir.cli import bench_serve
 from weir.cli.bench_cancel import cancel_figures
 from weir.cli.bench_layouts import External, parse_external
-from weir.cli.bench_matrix import MatrixOptions, MatrixRunner, link_line
+from weir.cli.bench_matrix import MatrixOptions, MatrixRunner, goodput_table, link_line
 from weir.cli.bench_serve import DatasetOptions, ServeOptions, load_dataset, make_plan
 from weir.cli.main import app
 from weir.clock import ManualClock
@@ -98,6 +98,20 @@ def test_a_link_that_cannot_be_limited_is_refused_by_name_and_else_left_out() ->
     assert list(matrix((), "needs root").runs) == ["steady", "burst", "long-prompt", "decode-heavy", "worker-loss"]
     with pytest.raises(InvalidArgument, match="--goodput"):
         matrix((), "", ("ttft:soon",))
+
+
+def test_goodput_of_all_systems_in_one_table() -> None:
+    def run(layout: str, rate: float) -> dict[str, Any]:
+        return {"layout": layout, "figures": {"request_goodput": rate}}
+
+    long_prompt = {"name": "long-prompt", "runs": [run("split", 0.5), run("split", 0.9), run("vLLM", 0.25)]}
+    table = goodput_table({"scenarios": [long_prompt, {"name": "burst", "runs": [run("split", 0.125)]}]})
+    assert [column.header for column in table.columns] == ["scenario", "split", "vLLM"]
+    assert [list(column.cells) for column in table.columns] == [
+        ["long-prompt", "burst"],
+        ["0.50", "0.12"],
+        ["0.25", "-"],
+    ]
 
 
 def test_what_was_measured_of_a_link_in_words() -> None:
