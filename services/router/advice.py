@@ -4,8 +4,8 @@
                    └─► the advice, until it expires, until another decision comes, or until a role changes
 
 ``local_share`` of the prompt tokens shall be prefilled by decode workers: what is owed is counted in tokens, so long
-and short prompts do alike. Of ``admit_per_s`` each router takes an equal part, by a bucket that holds a second's
-worth; whoever is refused is told when as many as were refused before it could have been admitted.
+and short prompts do alike. Of ``admit_per_s`` each router takes an equal part, by a bucket that holds some
+seconds' worth; whoever is refused is told when as many as were refused before it could have been admitted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MAX_LASTS_S = 120.0
 """No advice is heeded for longer, whatever it says."""
 MAX_OWED_TOKENS = 8_192.0
 """What no decode worker had the slack for is not made up for later, beyond this."""
-BURST_S = 1.0
+BURST_S, BURST = 5.0, 8.0
+"""What may come at once: so many seconds' worth, and this many at least. It is lasting overload that is held back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Counsel:
         if advice is None or math.isinf(advice.admit_per_s):
             return 0.0
         rate = advice.admit_per_s / max(routers, 1)
-        burst = max(1.0, BURST_S * rate)
+        burst = max(BURST, BURST_S * rate)
         self._credit = min(burst, self._credit + rate * (now_s - self._credit_s))
         self._credit_s = now_s
         if self._credit >= 1.0:

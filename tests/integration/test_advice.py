@@ -130,13 +130,13 @@ async def test_back_pressure_is_heeded_until_it_is_lifted(cluster: Cluster) -> N
     assert event.action == events_pb2.BALANCE_ACTION_BACK_PRESSURE, event.reason
     assert event.epochs == sum(view.info.role_epoch for view in cluster.app.router.fleet)
     assert what_of(event) == f"routers: at most {event.admit_per_s:.3g} requests/s"
-    ends = [await controlled.ask() for _ in range(4)]
-    assert ends[0] == ""
+    ends = [await controlled.ask() for _ in range(12)]
+    assert ends[:8] == [""] * 8, "these may come at once"
     assert ends[-1] == "RESOURCE_EXHAUSTED"
     assert 50.0 <= controlled.retry_after_ms <= 1e3 * 4 / event.admit_per_s
     assert controlled.metric("weir_admission_refusals_total", reason="back_pressure") == ends.count(ends[-1])
     await cluster.bus.publish(DECISION, events_pb2.DecisionEvent(origin=controlled.origin()).SerializeToString())
-    assert [await controlled.ask() for _ in range(4)] == [""] * 4
+    assert [await controlled.ask() for _ in range(12)] == [""] * 12
     await controlled.loop.close()
 
 
@@ -145,7 +145,7 @@ async def test_advice_of_a_dry_run_is_not_heeded(cluster: Cluster) -> None:
     await controlled.open()
     event = await controlled.tick(prompts=40, isl=6_000)
     assert event.action == events_pb2.BALANCE_ACTION_BACK_PRESSURE
-    assert [await controlled.ask() for _ in range(4)] == [""] * 4
+    assert [await controlled.ask() for _ in range(12)] == [""] * 12
     assert cluster.app.router.fleet.counsel.ignored == {"dry_run": 1}
     await controlled.loop.close()
 

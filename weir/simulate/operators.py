@@ -4,7 +4,7 @@
          + lm_head + sampler                                                                       (sequences sampled)
 
 Attention is measured over (prefill tokens, their earlier KV, decodes, their KV); between grid points everything is
-linear. Tokens are padded to the sizes that CUDA graphs are captured for.
+linear, but for the attention of a chunk to itself, which is quadratic: a factor of two lies between grid points. Tokens are padded to the sizes that CUDA graphs are captured for.
 """
 
 from __future__ import annotations
@@ -97,8 +97,10 @@ class OperatorTimes:
         return (sum(curve(tokens) for curve in self._once) + self._layers * layer + sampled) * US
 
     def _attention_us(self, prefill: float, past: float, decodes: float, context: float) -> float:
-        """Linear in each of the four sizes."""
-        corners = [_between(axis, x) for axis, x in zip(self._axes, (prefill, past, decodes, context), strict=True)]
+        """Linear in each of the four sizes, but for the prefill's own: that grows with the area of its triangle."""
+        first, *others = self._axes
+        corners = [_between(first, prefill, area=True)]
+        corners += [_between(axis, x) for axis, x in zip(others, (past, decodes, context), strict=True)]
         total = 0.0
         for p, p_weight in corners[0]:
             for q, q_weight in corners[1] if p else [(0, 1.0)]:
@@ -116,13 +118,15 @@ class OperatorTimes:
         return self._attention[prefill, past, decodes, max(context, least) if decodes else 0]
 
 
-def _between(axis: Sequence[int], x: float) -> list[tuple[int, float]]:
-    """The grid points around ``x`` and their weights; the last one stretches."""
+def _between(axis: Sequence[int], x: float, *, area: bool = False) -> list[tuple[int, float]]:
+    """The grid points around ``x`` and their weights; the last one stretches. ``area``: by squares, inside the grid."""
     place = bisect.bisect_right(axis, x)
     if place >= len(axis):
         place = len(axis) - 1
     low, high = axis[max(place - 1, 0)], axis[max(place, 1)]
     share = (x - low) / (high - low)
+    if area and share <= 1:
+        share = (x * x - low * low) / (high * high - low * low)
     return [(low, 1 - share), (high, share)]
 
 
