@@ -14,8 +14,9 @@ import pytest
 from weir.clock import SystemClock
 from weir.config import NatsConfig
 from weir.errors import InvalidArgument, Unavailable
+from weir.events import nats_bus
 from weir.events.bus import MAX_EVENT_BYTES, Event
-from weir.events.nats_bus import NatsBus
+from weir.events.nats_bus import MAX_UNACKED, NatsBus
 from weir.events.nats_link import NatsLink
 from weir.events.nats_registry import NatsRegistry
 from weir.events.nats_server import EmbeddedNats
@@ -125,6 +126,42 @@ async def test_repeated_message_ids_are_stored_once_and_bounds_are_set(link: Nat
     await NatsRegistry.open(link, SystemClock())
     bucket = (await link.jetstream.stream_info(f"KV_{REGISTRY_BUCKET}")).config
     assert (bucket.max_age, bucket.max_msgs_per_subject, bucket.max_bytes) == (TTL_S, 1, 64 << 20)
+
+
+async def test_many_events_are_stored_in_order_and_once_over_a_loss_of_the_server(
+    server: EmbeddedNats, link: NatsLink
+) -> None:
+    """One acknowledgement speaks for a whole batch; what it did not cover is sent again."""
+    bus = await NatsBus.open(link)
+    lost, back = state_waiter(link)(False), state_waiter(link)(True)
+    for number in range(2 * MAX_UNACKED):
+        await bus.publish("weir.v1.request.admitted", b"%d" % number, msg_id=f"r-{number}", durable=True)
+    while bus.stats().pending == 2 * MAX_UNACKED:
+        await asyncio.sleep(0)
+    await server.kill()  # with a batch on its way
+    await asyncio.wait_for(lost, 10)
+    await server.start()
+    await asyncio.wait_for(back, 10)
+    await bus.publish("weir.v1.request.finished", b"last", msg_id="r-last", durable=True)
+    while bus.stats().pending:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await bus.close()
+    state = (await link.jetstream.stream_info(REQUEST_STREAM)).state
+    assert (state.messages, bus.stats().dropped) == (2 * MAX_UNACKED + 1, 0)
+    for number in (0, 1, MAX_UNACKED - 1, MAX_UNACKED, 2 * MAX_UNACKED - 1):
+        assert (await link.jetstream.get_msg(REQUEST_STREAM, number + 1)).data == b"%d" % number
+
+
+async def test_a_cancel_does_not_wait_for_events_to_gather(link: NatsLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_bus, "LINGER_S", 3_600.0)
+    bus = await NatsBus.open(link)
+    arrived: asyncio.Queue[bytes] = asyncio.Queue()
+    await bus.subscribe("weir.v1.>", lambda event: arrived.put_nowait(event.payload))
+    await bus.publish("weir.v1.request.failed", b"event", msg_id="r-1", durable=True)
+    await bus.publish("weir.v1.cancel.r-1", b"cancel")
+    async with asyncio.timeout(10):
+        assert {await arrived.get(), await arrived.get()} == {b"event", b"cancel"}
+    await bus.close()
 
 
 async def test_an_existing_stream_is_brought_to_the_new_bounds(server: EmbeddedNats, link: NatsLink) -> None:

@@ -41,6 +41,8 @@ class ErrorInterceptor(_ServerInterceptor):
 
     def __init__(self, admit: Callable[[str], None] | None = None) -> None:
         self._admit = admit
+        self._made: dict[str, tuple[Any, grpc.RpcMethodHandler[Any, Any]]] = {}
+        """By method: a handler of the server, and itself wrapped."""
 
     async def intercept_service(
         self,
@@ -52,7 +54,11 @@ class ErrorInterceptor(_ServerInterceptor):
         if handler is None:
             return handler  # type: ignore[return-value]
         method = handler_call_details.method
-        return _wrapped(handler, method, None if method.startswith(PATH_PREFIX) else self._admit)
+        known = self._made.get(method)
+        if known is None or known[0] is not handler:
+            made = _wrapped(handler, method, None if method.startswith(PATH_PREFIX) else self._admit)
+            known = self._made[method] = (handler, made)
+        return known[1]
 
 
 HANDLER_FORMS = {
