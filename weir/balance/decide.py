@@ -31,6 +31,8 @@ PRESSURE_ENDS = 0.9
 """Back-pressure that was advised is advised until less than this share of the capacity is asked for."""
 CHUNK_TOKENS = 512
 """A prompt is computed in chunks of about this many tokens between decode steps."""
+CHANGE_CONFIRMS = 3.0
+"""A change of the traffic that is certain confirms as much as this many times as long a wait."""
 PROBING = 1.1
 """Under back-pressure this many times what was served lately is admitted, whatever the model says."""
 REVERSAL_COOLDOWNS = 4
@@ -160,7 +162,7 @@ class BalanceController:
             return replace(self._hold(now_s, text), inputs=inputs)
         if limits.local_prefill and (local := self._local_prefill(found, seen, now_s)):
             return replace(local, inputs=inputs)
-        if flip := self._flip(found, ready, now_s):
+        if flip := self._flip(found, seen, ready, now_s):
             return replace(flip, inputs=inputs)
         if limits.scale and (up := self._up(found, seen, now_s)):
             return replace(up, inputs=inputs)
@@ -199,7 +201,9 @@ class BalanceController:
         epochs = sum(worker.epoch for worker in seen.workers)
         return replace(self._new(now_s, action, text), expires_s=now_s + self.limits.advice_s, epochs=epochs)
 
-    def _flip(self, found: Assessment, ready: Sequence[WorkerFacts], now_s: float) -> Decision | None:
+    def _flip(
+        self, found: Assessment, seen: Observation, ready: Sequence[WorkerFacts], now_s: float
+    ) -> Decision | None:
         if found.gain < self.limits.band - 1e-9:
             return None
         flips = self._flips(found, ready, now_s)
@@ -215,7 +219,7 @@ class BalanceController:
             f"{found.now} carry {found.capacity:.3g} requests/s of {found.demand:.3g}; {found.best} would carry "
             f"{found.best_capacity:.3g}: {found.why}"
         )
-        wish, patience_s = f"flip to {role.value}", self._patience_s(found)
+        wish, patience_s = f"flip to {role.value}", self._patience_s(found, seen)
         if role is self._under_way_to:
             # The same way on: what a pause guards against is turning back.
             self._quiet_until_s = min(self._quiet_until_s, now_s)
@@ -253,7 +257,7 @@ class BalanceController:
             f"{len(seen.workers)} of {limits.max_workers} workers are used"
         )
         wish = f"up {role.value}"
-        return self._when_confirmed(wish, now_s, self._patience_s(found), Action.SCALE_UP, text, role=role)
+        return self._when_confirmed(wish, now_s, self._patience_s(found, seen), Action.SCALE_UP, text, role=role)
 
     def _spare_worker(
         self, found: Assessment, seen: Observation, ready: Sequence[WorkerFacts], now_s: float
@@ -333,10 +337,16 @@ class BalanceController:
 
     # patience
 
-    def _patience_s(self, found: Assessment) -> float:
-        """``confirm_s``, or what the stock leaves after tau."""
+    def _patience_s(self, found: Assessment, seen: Observation) -> float:
+        """``confirm_s``, or what the stock leaves after tau.
+
+        Less once the traffic is known to be another: patience guards against chance, which that is not.
+        """
+        confirm_s = self.limits.confirm_s
+        if seen.traffic.changed_s <= CHANGE_CONFIRMS * confirm_s:
+            confirm_s /= CHANGE_CONFIRMS
         left_s = found.stock.end_s - found.tau_s
-        return max(self.limits.min_confirm_s, min(self.limits.confirm_s, left_s))
+        return max(self.limits.min_confirm_s, min(confirm_s, left_s))
 
     def _when_confirmed(
         self, wish: str, now_s: float, patience_s: float, action: Action, text: str, **fields: Any

@@ -18,6 +18,13 @@ from weir.errors import InvalidArgument
 
 MAX_SAMPLES = 4096
 MAX_BUCKETS = 4096
+LATEST_SHARE = 8
+"""The last eighth of the window is compared with the rest of it."""
+LEAST_TOLD = 16
+"""Samples on either side without which nothing is told."""
+CHANGE_SIGMAS = 6.0
+LEAST_CHANGE = math.log(1.5)
+"""Typical lengths that differ by less are no other traffic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,8 @@ class Traffic:
     ttft_s: Distribution
     tpot_s: Distribution
     refused_per_s: float
+    changed_s: float = math.inf
+    """Since the lengths of prompts or answers were found to be others than before; they are of what came since."""
 
     @property
     def empty(self) -> bool:
@@ -75,30 +84,89 @@ class Traffic:
         return self.rate_per_s <= 0.0
 
 
+class _Moments:
+    """Count, mean and variance of logarithms, of samples that come and go."""
+
+    __slots__ = ("count", "squares", "total")
+
+    def __init__(self) -> None:
+        self.count, self.total, self.squares = 0, 0.0, 0.0
+
+    def add(self, value: float, sign: int = 1) -> None:
+        log = math.log1p(value)
+        self.count += sign
+        self.total += sign * log
+        self.squares += sign * log * log
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+    @property
+    def variance_of_mean(self) -> float:
+        return max(self.squares / self.count - self.mean * self.mean, 0.0) / (self.count - 1)
+
+
 class _Samples:
-    """(time, value) of one kind, bounded in age and number; in the order of values as well, so that nobody sorts."""
+    """(time, value) of one kind, bounded in age and number; in the order of values as well, so that nobody sorts.
+
+    When the latest differ from the others by more than chance can do, the others are forgotten: they are of traffic
+    that is over. The test is Welch's, on logarithms, since lengths have long tails.
+    """
 
     def __init__(self, span_s: float) -> None:
         self._span_s = span_s
-        self._items: deque[tuple[float, float]] = deque()
+        self._latest_s = span_s / LATEST_SHARE
+        self._old: deque[tuple[float, float]] = deque()
+        self._latest: deque[tuple[float, float]] = deque()
+        self._old_moments, self._latest_moments = _Moments(), _Moments()
         self._ordered: list[float] = []
+        self.changed_s = -math.inf
+        """When the others were forgotten last."""
 
     def add(self, now_s: float, value: float) -> None:
-        if len(self._items) >= MAX_SAMPLES:
+        self._age(now_s)
+        if len(self._ordered) >= MAX_SAMPLES:
             self._drop_oldest()
-        self._items.append((now_s, value))
+        self._latest.append((now_s, value))
+        self._latest_moments.add(value)
         insort(self._ordered, value)
 
     def ordered(self, now_s: float) -> Sequence[float]:
         """The values, from the smallest to the largest; to be read only."""
-        items, from_s = self._items, now_s - self._span_s
-        while items and items[0][0] <= from_s:
+        self._age(now_s)
+        from_s = now_s - self._span_s
+        while self._ordered and (self._old or self._latest)[0][0] <= from_s:
+            self._drop_oldest()
+        if self._have_changed():
+            self.changed_s = now_s
+        # Some of the latest were of the old traffic as well: they go as they age.
+        while self._old and now_s < self.changed_s + self._latest_s:
             self._drop_oldest()
         return self._ordered
 
+    def _age(self, now_s: float) -> None:
+        latest, until_s = self._latest, now_s - self._latest_s
+        while latest and latest[0][0] <= until_s:
+            item = latest.popleft()
+            self._latest_moments.add(item[1], -1)
+            self._old.append(item)
+            self._old_moments.add(item[1])
+
     def _drop_oldest(self) -> None:
-        _, value = self._items.popleft()
+        old = self._old
+        _, value = (old or self._latest).popleft()
+        (self._old_moments if old or self._old_moments.count else self._latest_moments).add(value, -1)
         del self._ordered[bisect_left(self._ordered, value)]
+
+    def _have_changed(self) -> bool:
+        old, latest = self._old_moments, self._latest_moments
+        if old.count < LEAST_TOLD or latest.count < LEAST_TOLD:
+            return False
+        apart = abs(latest.mean - old.mean)
+        return apart > LEAST_CHANGE and apart > CHANGE_SIGMAS * math.sqrt(
+            old.variance_of_mean + latest.variance_of_mean
+        )
 
 
 class _Buckets:
@@ -211,6 +279,7 @@ class TrafficWindow:
             ttft_s=lengths(self._ttft),
             tpot_s=lengths(self._tpot),
             refused_per_s=self._refused.per_second(now_s, whole),
+            changed_s=now_s - max(self._isl.changed_s, self._osl.changed_s),
         )
 
     def _hit_ratio(self, now_s: float) -> float:

@@ -4,7 +4,8 @@
          + lm_head + sampler                                                                       (sequences sampled)
 
 Attention is measured over (prefill tokens, their earlier KV, decodes, their KV); between grid points everything is
-linear, but for the attention of a chunk to itself, which is quadratic: a factor of two lies between grid points. Tokens are padded to the sizes that CUDA graphs are captured for.
+linear, but for the attention of a chunk to itself, which is quadratic: a factor of two lies between grid points. Tokens
+are padded to the sizes that CUDA graphs are captured for.
 """
 
 from __future__ import annotations

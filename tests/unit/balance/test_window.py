@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 from hypothesis import given
@@ -96,3 +97,27 @@ def test_every_arrival_is_counted_once(times: list[float]) -> None:
     for at_s in sorted(times):
         window.arrived(at_s, 1)
     assert window.snapshot(101.0).rate_per_s * 101 == pytest.approx(len(times))
+
+
+def test_what_was_before_a_change_of_lengths_is_forgotten() -> None:
+    window = TrafficWindow(span_s=60.0)
+    rng = random.Random(1)
+    for tick in range(600):  # 10 requests a second for a minute
+        window.arrived(tick / 10, rng.lognormvariate(math.log(4_000), 0.5))
+        assert math.isinf(window.snapshot(tick / 10).changed_s)
+    for tick in range(600, 720):
+        window.arrived(tick / 10, rng.lognormvariate(math.log(300), 0.5))
+        found = window.snapshot(tick / 10)
+    assert found.isl.mean == pytest.approx(340, rel=0.15)
+    assert 70 <= found.isl.count <= 120, "those of the last eighth of the window, and what came since"
+    assert 8.0 <= found.changed_s <= 11.0, "it was noticed within four seconds"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_chance_is_no_change(seed: int) -> None:
+    """Long tails, 5 requests a second for half an hour."""
+    window, rng = TrafficWindow(span_s=60.0), random.Random(seed)
+    for tick in range(9_000):
+        window.arrived(tick / 5, rng.lognormvariate(math.log(1_000), 1.2))
+        if tick % 5 == 0:
+            assert math.isinf(window.snapshot(tick / 5).changed_s), f"seed {seed}"

@@ -21,7 +21,6 @@ from weir.simulate.traffic import Arrival, Phase, phases, varying
 
 SEED = 1
 LIMITS = BalanceLimits(slo=SLO)
-QUICK = replace(LIMITS, confirm_s=5.0, cooldown_s=5.0)
 SCALING = replace(LIMITS, scale=True, confirm_down_s=60.0)
 
 
@@ -85,7 +84,8 @@ def alone(arrivals: Sequence[Arrival], phase: int) -> list[Arrival]:
 def test_the_mix_flips_between_prefill_heavy_and_decode_heavy() -> None:
     """Within 5 % of the best fixed split per phase, each of which starts its phase empty; better than all of them.
 
-    The controller has to notice, to flip workers one after the other and to work off what has queued meanwhile.
+    With the defaults. The controller has to notice, to flip workers one after the other, and to work off what has
+    queued meanwhile.
     """
     arrivals = list(phases(MIX, SEED))
     splits = [Roles(p, 6 - p) for p in range(2, 6)]
@@ -97,7 +97,7 @@ def test_the_mix_flips_between_prefill_heavy_and_decode_heavy() -> None:
     for phase in range(2):
         parts = [Scenario(split, WORKER, iter(alone(arrivals, phase)), MIX_S, SLO) for split in splits]
         best.append(max(simulate(part).summary.goodput for part in parts))
-    auto = Scenario(Roles(3, 3), WORKER, iter(arrivals), 4 * MIX_S, SLO, limits=QUICK, window_s=10.0)
+    auto = Scenario(Roles(3, 3), WORKER, iter(arrivals), 4 * MIX_S, SLO, limits=LIMITS)
     result = simulate(auto)
     shares = [good / best[phase % 2] for phase, good in enumerate(good_by_phase(result))]
     print("fixed", whole, "best per phase", best, "shares", [round(share, 3) for share in shares])
