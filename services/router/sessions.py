@@ -39,6 +39,8 @@ MESSAGE_TOKENS = 200_000
 """A new message is begun once the open one holds this many token ids, to stay under the size limit."""
 FIRST_BACKOFF_S = 0.05
 ASK_TIMEOUT_S = 5.0
+LAST_WORDS_S = 1.0
+"""When one stream ends in order, so long the other may take to end too."""
 
 
 class OpenChannel(Protocol):
@@ -69,6 +71,10 @@ class LinkOwner(Protocol):
     def decode_news(self, worker: WorkerKey, message: decode_pb2.DecodeServiceSessionResponse) -> None:
         """A message of the decode stream."""
         ...
+
+
+class SessionClosed(Unavailable):
+    """The worker has ended a stream in order."""
 
 
 class Outbox:
@@ -280,6 +286,9 @@ class WorkerLink:
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if any(isinstance(task.exception(), SessionClosed) for task in done):
+                # The worker leaves: the last words of the other stream are of requests that it has finished.
+                await asyncio.wait(tasks[:2], timeout=LAST_WORDS_S)
             for task in done:
                 task.result()
         finally:
@@ -292,7 +301,7 @@ class WorkerLink:
         while True:
             message = await call.read()
             if message is _EOF:
-                raise Unavailable(f"the worker closed the session: {await call.details()}")
+                raise SessionClosed(f"the worker closed the session: {await call.details()}")
             self.heard_s = clock.monotonic_s()
             take(worker, message)
 

@@ -87,6 +87,7 @@ class Outlet:
         self._new = new
         self.message = new()
         self.wake = asyncio.Event()
+        self.closed = False
 
     def take(self) -> Message:
         message, self.message = self.message, self._new()
@@ -173,6 +174,13 @@ class ScriptedWorker(
         self.script.hold_decode_at = 1 << 30
         self._run()
 
+    def close_stream(self, *, prefill: bool) -> None:
+        """End one stream in order, after what it still has to say."""
+        outlet = self._prefill_out if prefill else self._decode_out
+        assert outlet is not None
+        outlet.closed = True
+        outlet.wake.set()
+
     # sessions
 
     def _welcome(self) -> prefill_pb2.SessionWelcome:
@@ -201,7 +209,7 @@ class ScriptedWorker(
         take = self._take_prefill if prefill else self._take_decode
         reader = asyncio.create_task(self._read(requests, take))
         try:
-            while True:
+            while not outlet.closed:
                 await outlet.wake.wait()
                 outlet.wake.clear()
                 yield outlet.take()

@@ -366,6 +366,22 @@ async def test_too_many_requests(folder: Path) -> None:
     await made.stop()
 
 
+async def test_a_worker_that_closes_its_streams_is_heard_to_the_end(cluster: Cluster) -> None:
+    """Its two streams end one after the other: the last token on the second one is no loss."""
+    _, second = await cluster.add(Role.PREFILL, Role.DECODE)
+    second.script.hold_decode_at = 4
+    answer = asyncio.create_task(cluster.client.complete(PROMPT, max_tokens=5))
+    await second.until(lambda: any(len(one.context) == len(PROMPT) + 4 for one in second._sequences.values()))
+    second.close_stream(prefill=True)
+    await asyncio.sleep(0.1)  # the end of that stream reaches the router long before the rest
+    second.close_stream(prefill=False)
+    second.go_on()
+    done = await answer
+    assert list(done.token_ids) == expected(PROMPT, 5)
+    assert done.final.timings.attempts == 1
+    await cluster.check_clean()
+
+
 async def test_drain_lets_requests_end_and_takes_no_more(cluster: Cluster) -> None:
     (worker,) = await cluster.add(Role.MIXED)
     worker.script.hold_decode_at = 1

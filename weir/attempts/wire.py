@@ -68,12 +68,13 @@ class SessionServicer(abc.ABC, Generic[L, Request, Response]):
         try:
             yield self._welcome()
             while True:
-                await session.wake.wait()
-                session.wake.clear()
                 if news := self._leg.take_news(session):
                     yield self._to_wire(news)
                 elif session.ended:
                     break
+                else:
+                    await session.wake.wait()
+                    session.wake.clear()
             if reader.done():
                 await reader  # raises what was wrong with the router's messages
             if session.error is not None:

@@ -1,4 +1,7 @@
-"""Workers that end by themselves or because they are told to: they leave in order, and no request notices."""
+"""Workers that end by themselves or because they are told to: they leave in order, and no request notices.
+
+One worker stays. While a request is placed it has a role in which it cannot get it; then it takes over.
+"""
 
 from __future__ import annotations
 
@@ -7,75 +10,107 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tests.e2e.faults.fragile_worker import CAUSE
-from tests.e2e.faults.tiny import TinyLlama, prompt_of
-from tests.e2e.faults.watched import PATIENCE_S, Watched, exact, prefilling, renewed
-from weir.cli.cluster import READY_TIMEOUT_S, Cluster
+from tests.e2e.faults.tiny import NAME, TinyLlama, prompt_of
+from tests.e2e.faults.watched import PATIENCE_S, Watched, bound_early, exact
+from tests.e2e.quiet import assert_quiet
+from weir.cli.cluster import READY_TIMEOUT_S, Cluster, ClusterSpec
 from weir.cli.process import ChildProcess
+from weir.cli.workers import worker_state
 from weir.client import AsyncClient
-from weir.rpc.v1 import common_pb2, router_pb2
+from weir.lifecycle import Role
+from weir.rpc.channel import channel
+from weir.rpc.convert import role_to_pb
+from weir.rpc.v1 import common_pb2, router_pb2, worker_pb2, worker_pb2_grpc
 
-pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
-MAX_TRIES = 40
-Place = router_pb2.GetRouterStateResponse.ActiveRequest
+FLAGS = ("--num-blocks", "1024", "--max-batch-tokens", "64", "--session-grace-s", "0.5")
+PATIENT = ("--role-drain-timeout-s", "60")
 
 
-@asynccontextmanager
-async def one_more(
-    squad: Cluster, role: str, *flags: str, module: str = "weir.services.worker"
-) -> AsyncIterator[ChildProcess]:
-    """A worker of ``role`` beside the squad's own, with ``flags``; gone afterwards."""
-    like = squad.workers[0]
-    argv = [sys.executable, "-m", module, *like.argv[3:], "--role", role, *flags]
-    log = like.log_path.with_name(f"one-more-{role}.log")
-    log.unlink(missing_ok=True)
-    worker = await ChildProcess.start(f"one-more-{role}", argv, log)
-    try:
-        await worker.wait_ready(READY_TIMEOUT_S)
-        squad.workers.append(worker)
-        squad.worker_addresses[worker.ready[1]] = worker.ready[-1]
-        await squad.wait_connected()
-        yield worker
-    finally:
-        await worker.stop(5.0)
-        if worker in squad.workers:
-            squad.workers.remove(worker)
-            squad.worker_addresses.pop(worker.ready[1], None)
-        await renewed(squad)
+@dataclass
+class Pair:
+    """A cluster with the worker that stays, and a client of it."""
+
+    cluster: Cluster
+    client: AsyncClient
+
+    @property
+    def stays(self) -> ChildProcess:
+        return self.cluster.workers[0]
+
+    async def takes(self, role: Role) -> None:
+        """Give the worker that stays another role; the router knows of it on return."""
+        worker_id, address = self.stays.ready[1], self.stays.ready[-1]
+        epoch = (await worker_state(address)).role_epoch
+        async with channel(address) as link:
+            request = worker_pb2.SetRoleRequest(role=role_to_pb(role), expected_epoch=epoch)
+            await worker_pb2_grpc.WorkerServiceStub(link).SetRole(request)
+        async with asyncio.timeout(PATIENCE_S):
+            while (worker_id, role_to_pb(role)) not in await self.seen():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def seen(self) -> set[tuple[str, int]]:
+        """The connected workers and their roles, as the router knows them."""
+        return {(known.worker_id, known.role) for known in (await self.client.workers()).workers if known.connected}
+
+    @asynccontextmanager
+    async def with_one_more(
+        self, role: Role, *flags: str, module: str = "weir.services.worker"
+    ) -> AsyncIterator[ChildProcess]:
+        """A worker beside the one that stays; gone, and the other as it was, afterwards."""
+        like = self.stays
+        argv = [sys.executable, "-m", module, *like.argv[3:], "--role", role.value, *flags]
+        log = like.log_path.with_name(f"one-more-{role.value}.log")
+        log.unlink(missing_ok=True)
+        worker = await ChildProcess.start(f"one-more-{role.value}", argv, log)
+        try:
+            name = (await worker.wait_ready(READY_TIMEOUT_S))[1]
+            async with asyncio.timeout(PATIENCE_S):
+                while (name, role_to_pb(role)) not in await self.seen():  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            yield worker
+        finally:
+            await worker.stop(5.0)
+            await self.takes(Role.PREFILL)
+
+    async def not_listed(self, worker: ChildProcess) -> None:
+        """Return when the router knows it no more; that is no matter of a record that expires."""
+        async with asyncio.timeout(5):
+            while worker.ready[1] in {known.worker_id for known in (await self.client.workers()).workers}:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def decoding_on(self, worker: ChildProcess, prompt: list[int], tokens: int) -> Watched:
+        """A request that ``worker`` decodes; the other is ready to take over."""
+        request = Watched(self.client, prompt, max_tokens=tokens, **GREEDY)
+        place = await request.place(lambda active: active.state == common_pb2.REQUEST_STATE_DECODING)
+        assert place.decode_worker == worker.ready[1]
+        await self.takes(Role.DECODE)
+        assert not request.done
+        return request
 
 
-async def on(
-    client: AsyncClient, worker: ChildProcess, place: str, length: int, tokens: int
-) -> tuple[Watched, list[int]]:
-    """A request that is with ``worker`` now, as its ``place``: prefill_worker, or decode_worker and decoding.
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tiny: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    spec = ClusterSpec(tiny.folder, NAME, tmp_path_factory.mktemp("pair"), decode=0, worker_flags=FLAGS)
+    async with Cluster(spec) as cluster:
+        yield cluster
 
-    Its prompt is another one in each try: the cache of whoever had it would draw it there again.
-    """
-    name = worker.ready[1]
 
-    def is_there(active: Place) -> bool:
-        if place == "prefill_worker":
-            return prefilling(active) and active.prefill_worker == name
-        return active.state == common_pb2.REQUEST_STATE_DECODING and active.decode_worker == name
-
-    def is_placed(active: Place) -> bool:
-        if place == "prefill_worker":
-            return bool(active.prefill_worker)
-        return active.state == common_pb2.REQUEST_STATE_DECODING
-
-    for attempt in range(MAX_TRIES):
-        prompt = prompt_of(length, 10_000 + attempt)
-        request = Watched(client, prompt, max_tokens=tokens, **GREEDY)
-        if is_there(await request.place(is_placed)):
-            return request, prompt
-        await request.leave()
-    raise AssertionError(f"{name} was not chosen in {MAX_TRIES} tries")
+@pytest_asyncio.fixture(loop_scope="module")
+async def pair(cluster: Cluster) -> AsyncIterator[Pair]:
+    """Nothing is left in it after a test."""
+    async with AsyncClient(cluster.router_address) as client:
+        yield Pair(cluster, client)
+    await assert_quiet(cluster)
 
 
 async def gone(worker: ChildProcess) -> int:
@@ -84,66 +119,83 @@ async def gone(worker: ChildProcess) -> int:
         return await worker.wait()
 
 
-async def not_listed(client: AsyncClient, worker: ChildProcess) -> None:
-    """Return when the router knows it no more; that is no matter of a record that expires."""
-    async with asyncio.timeout(5):
-        while worker.ready[1] in {known.worker_id for known in (await client.workers()).workers}:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-
-
-async def test_a_dead_engine_ends_its_worker(squad: Cluster, client: AsyncClient, tiny: TinyLlama) -> None:
+async def test_a_dead_engine_ends_its_worker(pair: Pair, tiny: TinyLlama) -> None:
     """Its requests go on elsewhere, it leaves the registry, says why in its log and ends with a status of its own."""
-    async with one_more(squad, "decode", module="tests.e2e.faults.fragile_worker") as fragile:
-        request, prompt = await on(client, fragile, "decode_worker", 40, 400)
+    prompt = prompt_of(40, 300)
+    async with pair.with_one_more(Role.DECODE, module="tests.e2e.faults.fragile_worker") as fragile:
+        request = await pair.decoding_on(fragile, prompt, 1_000)
         fragile.kill(signal.SIGUSR1)
         assert await gone(fragile) == 70
-        await not_listed(client, fragile)
+        await pair.not_listed(fragile)
         answer = await request.outcome()
-        exact(answer, tiny.greedy(prompt, 400), attempts=2)
-        assert answer.final.timings.decode_worker != fragile.ready[1]
+        exact(answer, tiny.greedy(prompt, 1_000), attempts=2)
+        assert answer.final.timings.decode_worker == pair.stays.ready[1]
         log = fragile.log_path.read_text()
         assert f"the step thread died: OSError: {CAUSE}" in log
         assert "raise OSError(CAUSE)" in log, "the traceback"
         assert f"worker: the step thread died: OSError: {CAUSE}" in log.splitlines()
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode", "mixed"])
-async def test_a_stopped_worker_finishes_what_runs(
-    squad: Cluster, client: AsyncClient, tiny: TinyLlama, role: str
-) -> None:
-    """SIGTERM while it works: nothing new goes there, what it has ends there, nothing is done twice."""
-    place = "prefill_worker" if role == "prefill" else "decode_worker"
-    length, tokens = (3_000, 20) if role == "prefill" else (40, 300)
-    async with one_more(squad, role, "--role-drain-timeout-s", "60") as worker:
-        request, prompt = await on(client, worker, place, length, tokens)
+async def served_elsewhere(pair: Pair, tiny: TinyLlama, seed: int) -> None:
+    """New requests, while a worker drains: the other one takes them."""
+    prompt = prompt_of(30, seed)
+    for answer in await asyncio.gather(
+        *(pair.client.complete(prompt, max_tokens=20, **GREEDY) for _ in range(4)),
+    ):
+        exact(answer, tiny.greedy(prompt, 20))
+        assert answer.final.timings.decode_worker == pair.stays.ready[1]
+
+
+@pytest.mark.parametrize("role", [Role.DECODE, Role.MIXED])
+async def test_a_stopped_worker_finishes_what_it_decodes(pair: Pair, tiny: TinyLlama, role: Role) -> None:
+    """SIGTERM while it works: nothing new goes there, what it has ends there, nothing is done twice, it ends well."""
+    prompt = prompt_of(40, 310)
+    async with pair.with_one_more(role, *PATIENT) as worker:
+        request = await pair.decoding_on(worker, prompt, 1_000)
         worker.kill(signal.SIGTERM)
-        other_prompt = prompt_of(30, 312)
-        others = [Watched(client, other_prompt, max_tokens=20, **GREEDY) for _ in range(4)]
-        for other in others:
-            exact(await other.outcome(), tiny.greedy(other_prompt, 20))
+        await served_elsewhere(pair, tiny, 311)
         answer = await request.outcome()
-        exact(answer, tiny.greedy(prompt, tokens), attempts=1)
-        assert getattr(answer.final.timings, place) == worker.ready[1]
+        exact(answer, tiny.greedy(prompt, 1_000), attempts=1)
+        assert answer.final.timings.decode_worker == worker.ready[1]
         assert await gone(worker) == 0
-        await not_listed(client, worker)
+        await pair.not_listed(worker)
 
 
-async def test_what_outlasts_the_drain_goes_on_elsewhere(squad: Cluster, client: AsyncClient, tiny: TinyLlama) -> None:
-    """Without a failure that counts: it is sent away, and goes on from what was sent."""
-    async with one_more(squad, "decode", "--role-drain-timeout-s", "0.05") as worker:
-        request, prompt = await on(client, worker, "decode_worker", 40, 500)
+async def test_a_stopped_worker_finishes_what_it_prefills(pair: Pair, tiny: TinyLlama) -> None:
+    """The KV is read from it before it goes."""
+    prompt = prompt_of(6_000, 320)
+    await pair.takes(Role.DECODE)
+    async with pair.with_one_more(Role.PREFILL, *PATIENT) as worker:
+        request = Watched(pair.client, prompt, max_tokens=20, **GREEDY)
+        place: router_pb2.GetRouterStateResponse.ActiveRequest = await request.place(bound_early)
+        assert place.prefill_worker == worker.ready[1]
+        worker.kill(signal.SIGTERM)
+        await served_elsewhere(pair, tiny, 321)
+        answer = await request.outcome()
+        exact(answer, tiny.greedy(prompt, 20), attempts=1)
+        assert answer.final.timings.prefill_worker == worker.ready[1]
+        assert answer.final.usage.external_kv_tokens == 6_000
+        assert await gone(worker) == 0
+        await pair.not_listed(worker)
+
+
+async def test_what_outlasts_the_drain_goes_on_elsewhere(pair: Pair, tiny: TinyLlama) -> None:
+    """It is sent away, and goes on from what was sent."""
+    prompt = prompt_of(40, 330)
+    async with pair.with_one_more(Role.DECODE, "--role-drain-timeout-s", "0.05") as worker:
+        request = await pair.decoding_on(worker, prompt, 1_000)
         worker.kill(signal.SIGTERM)
         assert await gone(worker) == 0
         answer = await request.outcome()
-        exact(answer, tiny.greedy(prompt, 500))
-        assert answer.final.timings.attempts >= 2
-        assert answer.final.timings.decode_worker != worker.ready[1]
+        exact(answer, tiny.greedy(prompt, 1_000), attempts=2)
+        assert answer.final.timings.decode_worker == pair.stays.ready[1]
 
 
-async def test_a_second_signal_ends_it_at_once(squad: Cluster, client: AsyncClient, tiny: TinyLlama) -> None:
+async def test_a_second_signal_ends_it_at_once(pair: Pair, tiny: TinyLlama) -> None:
     """It does not wait for what runs; that goes on elsewhere, as after any death."""
-    async with one_more(squad, "decode", "--role-drain-timeout-s", "600") as worker:
-        request, prompt = await on(client, worker, "decode_worker", 40, 4_000)
+    prompt = prompt_of(40, 340)
+    async with pair.with_one_more(Role.DECODE, *PATIENT) as worker:
+        request = await pair.decoding_on(worker, prompt, 2_000)
         worker.kill(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_S):
             while "stopping on SIGTERM" not in worker.log_path.read_text():  # noqa: ASYNC110
@@ -151,7 +203,6 @@ async def test_a_second_signal_ends_it_at_once(squad: Cluster, client: AsyncClie
         assert not request.done
         worker.kill(signal.SIGTERM)
         assert await gone(worker) == 128 + signal.SIGTERM
-        seen = len(request.tokens)
-        await request.seen(seen + 20)
+        await request.seen(len(request.tokens) + 20)
         assert tuple(request.tokens) == tiny.greedy(prompt, len(request.tokens))
         await request.leave()
