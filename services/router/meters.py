@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter as Count
+from dataclasses import dataclass
+
+from prometheus_client import Counter, Histogram
 
 from weir.ids import WorkerKey
 from weir.lifecycle import RequestState
@@ -15,13 +18,23 @@ STAGES = ("admit", "queue", "prefill", "first_token", "second_token", "decode")
 BREAKER_STATES = ("closed", "open", "half_open")
 
 
+@dataclass(frozen=True, slots=True)
+class _ModelMeters:
+    """What is counted for one model, found once: a look-up by label costs more than counting."""
+
+    generated: Counter
+    prompt: Counter
+    e2e_seconds: Histogram
+
+
 class Meters:
     """``ended`` and ``gap`` as it happens; ``refresh``, now and then, brings the rest up to date."""
 
     def __init__(self, metrics: RouterMetrics) -> None:
         self.metrics = metrics
-        self._stages = {name: metrics.stage_seconds.labels(name) for name in STAGES}
-        self._seen: Counter[str] = Counter()
+        self._stages = [(f"{name}_ms", metrics.stage_seconds.labels(name)) for name in STAGES]
+        self._by_model: dict[str, _ModelMeters] = {}
+        self._seen: Count[str] = Count()
         self._models: set[str] = set()
         self._openings: dict[WorkerKey, int] = {}
         self.gap = metrics.saw_gap
@@ -30,25 +43,38 @@ class Meters:
     def ended(self, end: End, model: str, active: int) -> None:
         """A request for ``model`` is over; ``active`` were under way, it included."""
         times, usage, metrics = end.timings, end.usage, self.metrics
-        name = metrics.models(model)
+        if not usage.completion_tokens and end.state is not RequestState.FINISHED:
+            return
+        own = self._of_model(metrics.models(model))
         if usage.completion_tokens:
             metrics.saw_ttft(model, prompt_tokens=usage.prompt_tokens, path=end.path, seconds=times.ttft_ms / 1e3)
-            metrics.generation_tokens.labels(name).inc(usage.completion_tokens)
+            own.generated.inc(usage.completion_tokens)
         if end.state is not RequestState.FINISHED:
             return
-        metrics.e2e_seconds.labels(name).observe(times.e2e_ms / 1e3)
+        own.e2e_seconds.observe(times.e2e_ms / 1e3)
         if usage.completion_tokens > 1:
             metrics.saw_tpot(model, active=active, seconds=times.tpot_ms / 1e3)
         self._judge(end)
-        metrics.prompt_tokens.labels(name).inc(usage.prompt_tokens)
+        own.prompt.inc(usage.prompt_tokens)
         metrics.prefix_hit_tokens.inc(usage.cached_tokens)
         metrics.prompt_sources.add(
             local_compute=usage.local_compute_tokens,
             local_cache_hit=usage.local_cache_hit_tokens,
             external_kv_transfer=usage.external_kv_tokens,
         )
-        for stage_name, stage in self._stages.items():
-            stage.observe(getattr(times, f"{stage_name}_ms") / 1e3)
+        for stage_ms, stage in self._stages:
+            stage.observe(getattr(times, stage_ms) / 1e3)
+
+    def _of_model(self, name: str) -> _ModelMeters:
+        own = self._by_model.get(name)
+        if own is None:
+            metrics = self.metrics
+            own = self._by_model[name] = _ModelMeters(
+                metrics.generation_tokens.labels(name),
+                metrics.prompt_tokens.labels(name),
+                metrics.e2e_seconds.labels(name),
+            )
+        return own
 
     def _judge(self, end: End) -> None:
         """Goodput: a finished request is good when it met each SLO that it had."""
@@ -84,9 +110,9 @@ class Meters:
 
     def _count_active(self, book: RequestBook) -> None:
         metrics = self.metrics
-        states: Counter[str] = Counter()
-        running: Counter[str] = Counter()
-        waiting: Counter[str] = Counter()
+        states: Count[str] = Count()
+        running: Count[str] = Count()
+        waiting: Count[str] = Count()
         for entry in book.entries():
             states[entry.state.value] += 1
             model = metrics.models(entry.admission.model)
@@ -99,7 +125,7 @@ class Meters:
             metrics.requests_waiting.labels(model).set(waiting[model])
 
     def _look_at_breakers(self, fleet: Fleet, now_s: float) -> None:
-        states: Counter[str] = Counter()
+        states: Count[str] = Count()
         openings: dict[WorkerKey, int] = {}
         for view in fleet:
             states[view.breaker.state(now_s)] += 1

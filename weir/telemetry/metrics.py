@@ -89,14 +89,13 @@ class PromptSources:
         self._counter = Counter(
             "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV came from.", ("source",), registry=registry
         )
-        for source in PROMPT_SOURCES:
-            self._counter.labels(source)
+        self._sources = {source: self._counter.labels(source) for source in PROMPT_SOURCES}
 
     def add(self, *, local_compute: int = 0, local_cache_hit: int = 0, external_kv_transfer: int = 0) -> None:
         """Count one prompt's tokens."""
-        self._counter.labels("local_compute").inc(local_compute)
-        self._counter.labels("local_cache_hit").inc(local_cache_hit)
-        self._counter.labels("external_kv_transfer").inc(external_kv_transfer)
+        self._sources["local_compute"].inc(local_compute)
+        self._sources["local_cache_hit"].inc(local_cache_hit)
+        self._sources["external_kv_transfer"].inc(external_kv_transfer)
 
 
 class RouterMetrics(ProcessMetrics):
