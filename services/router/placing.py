@@ -21,6 +21,8 @@ from weir.services.router.queue import FairQueue, Waiting
 from weir.services.router.roster import Roster
 from weir.services.router.timers import Timers
 
+STRANDED_S = 2.0
+"""How long KV that nobody can read any more is kept for those who could."""
 RECHECK_S = 0.1
 """Predicted waits shrink with time alone: what waits is looked at again after this."""
 
@@ -107,6 +109,7 @@ class Placing:
         they wait for D's could wait for each other.
         """
         full: dict[str, list[Roster]] = {}
+        again: set[str] = set()
         for request_id in list(self._ledger.unbound):
             entry = self._ledger.entries[request_id]
             assert entry.prefill is not None
@@ -114,14 +117,42 @@ class Placing:
             if source is None:
                 continue
             model, demand = entry.admission.model, entry.demand
+            if self._fleet.serving(model).strands(source.fingerprint):
+                self._strand(entry, now_s)
+                again.add(model)
+                continue
             able = self._fleet.able(model, demand)
+            if source.info.role.decodes and all(view is source or not view.info.role.decodes for view in able):
+                # Its P, which decodes by now, is the only one that could: it goes on there, from its cache.
+                self._place_anew(entry)
+                again.add(model)
+                continue
             awaited = full.setdefault(model, [])
             free = able if not awaited else _not_awaited(able, awaited)
+            if source.info.role.decodes:
+                free = [view for view in free if view is not source]
             view = self._policy.choose_decode(free, source, demand, now_s) if free else None
             if view is not None:
                 self._bind(entry, view, now_s)
             elif free:
                 awaited.append(able)
+        for model in sorted(again):
+            self._place_waiting(model, now_s)
+
+    def _strand(self, entry: Entry, now_s: float) -> None:
+        """Those who decode have other weights by now: what is begun waits a little for the old ones to come back, and
+        keeps P's memory no longer than that; the rest is placed anew.
+        """
+        if entry.first_token is not None:
+            entry.patience_s = min(entry.patience_s, now_s + STRANDED_S)
+            self._timers.watch(entry, entry.patience_s)
+        else:
+            self._place_anew(entry)
+
+    def _place_anew(self, entry: Entry) -> None:
+        """Nobody will read what P has of it."""
+        self._ledger.drop_legs(entry, "nobody can read its KV any more")
+        self.wait(entry)
 
     def bind_elsewhere(self, entry: Entry, now_s: float) -> bool:
         """Take the sequence from its D and give it to another one that has room now; whether there is one."""
@@ -131,7 +162,7 @@ class Placing:
         others = [
             view
             for view in self._fleet.able(entry.admission.model, demand)
-            if view.key not in entry.avoid and view.key != entry.decode
+            if view.key not in entry.avoid and view.key not in (entry.decode, entry.prefill)
         ]
         if source is None or not others:
             return False

@@ -121,6 +121,12 @@ class Roster(list["WorkerView"]):
         """Whether somebody decodes."""
         return bool(self.decodes.views or self.mixed.views)
 
+    def strands(self, fingerprint: bytes) -> bool:
+        """Whether somebody decodes, but nobody who can read KV of ``fingerprint``."""
+        if self.decodes.views:
+            return fingerprint not in self.readable
+        return bool(self.mixed.views) and all(view.fingerprint != fingerprint for view in self.mixed.views)
+
     def holding(self, prompt_tokens: int, max_tokens: int) -> Roster:
         """Those that could hold such a request, not followed; itself when all could. Kept, by what is alike."""
         tokens = prompt_tokens + max_tokens

@@ -208,6 +208,8 @@ class Checks:
             allowed |= {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}
         if client.tokens and "with the weights that its answer began with" in str(error):
             allowed.add("UNAVAILABLE")
+        if not client.tokens and plan.balance is not None and "more are asked" in str(error):
+            allowed.add("RESOURCE_EXHAUSTED")  # as the controller advises
         if not client.tokens and "tenant" in str(error):
             allowed.add("RESOURCE_EXHAUSTED")
         if not client.tokens and spec.tokens > plan.room(everywhere=self._troubled):

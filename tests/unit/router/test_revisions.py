@@ -1,17 +1,18 @@
-"""Workers with other weights under one name: what was begun with one is not gone on with by another."""
+"""Workers with other weights under one name, and workers that are the only ones left: who goes on with what."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tests.unit.router.slo_fleet import Desk
-from tests.unit.router.stage import D1, D2, MODEL, P1, P2, Stage, info
+from tests.unit.router.stage import D1, D2, M1, MODEL, P1, P2, Stage, info
 from weir.errors import Unavailable
-from weir.lifecycle import RequestState
+from weir.lifecycle import RequestState, Role
 from weir.rpc.v1 import kv_pb2
-from weir.services.router.commands import PublishCancel
+from weir.services.router.commands import End, PublishCancel
 from weir.services.router.facts import EndedNews
 from weir.services.router.fleet import Fleet
+from weir.services.router.placing import STRANDED_S
 from weir.services.router.policy import Demand
 from weir.services.router.view import revision_of
 
@@ -107,3 +108,58 @@ def test_a_request_that_others_cancel_on_its_workers_is_cancelled_and_not_tried_
     stage.book.check_integrity()
     cancels = [command for command in stage.seen if isinstance(command, PublishCancel)]
     assert cancels == [] or cancels[0].attempt == 1
+
+
+def test_a_prompt_whose_readers_have_other_weights_by_now_is_placed_anew() -> None:
+    stage = Stage()
+    stage.up(P1, **OLD)
+    stage.up(D1, **OLD)
+    stage.prefills_begin = False
+    stage.admit()
+    assert stage.names() == ["BeginPrefill prefill-1 1"]
+    stage.lose(D1)
+    stage.up(D2, **NEW)
+    assert stage.names() == []  # it waits at P1 and holds nothing there
+    stage.book.prefill_started(P1, "r", 1, 0, 1.0, stage.now_s)
+    assert stage.names() == ["Cancel prefill-1 1", "BeginDecode decode-2 2"]
+
+
+def test_begun_kv_is_not_kept_for_long_for_readers_that_have_other_weights() -> None:
+    stage = Stage(queue_timeout_s=60.0)
+    stage.up(P1, **OLD)
+    stage.admit()
+    stage.up(D1, **OLD)
+    stage.sent()
+    stage.ticket(P1, "t1", final=True)
+    stage.first(P1, 40)
+    stage.lose(D1)
+    stage.up(D2, **NEW)
+    stage.advance(STRANDED_S - 0.1)
+    assert stage.all(End) == []
+    stage.advance(0.2)
+    assert "no worker decodes with the weights that its answer began with" in str(stage.end.error)
+
+
+def test_a_prefill_worker_that_decodes_by_now_is_not_bound_to_read_from_itself() -> None:
+    stage = Stage(P1)
+    stage.up(D1)
+    stage.prefills_begin = False
+    stage.admit()
+    assert stage.names() == ["BeginPrefill prefill-1 1"]
+    stage.lose(D1)
+    stage.up(P1, role=Role.MIXED, role_epoch=2)
+    stage.book.prefill_started(P1, "r", 1, 0, 1.0, stage.now_s)
+    # A new attempt, all of it there.
+    assert stage.names() == ["Cancel prefill-1 1", "BeginDecode prefill-1 2"]
+
+
+def test_another_one_reads_from_a_prefill_worker_that_decodes_by_now() -> None:
+    stage = Stage(P1)
+    stage.up(M1)
+    stage.up(D1)
+    stage.admit()
+    stage.first(P1, 40)
+    stage.up(P1, role=Role.MIXED, role_epoch=2)
+    stage.sent()
+    stage.lose(D1)
+    assert stage.names()[0] == "BeginDecode mixed-1 1"
