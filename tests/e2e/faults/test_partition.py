@@ -28,6 +28,7 @@ from tests.e2e.faults.watched import (
     prefilling,
     prefills,
     renewed,
+    used_again,
     worker_named,
 )
 from tests.e2e.quiet import assert_quiet
@@ -93,19 +94,6 @@ def transferring(place: Place) -> bool:
     return place.state == common_pb2.REQUEST_STATE_TRANSFERRING and bool(place.decode_worker)
 
 
-async def used_again(client: AsyncClient, tiny: TinyLlama, worker_id: str) -> None:
-    """Return when the worker has taken part in a request. Several at once, so that the others are busy."""
-    prompt = prompt_of(50, 90)
-    expected = tiny.greedy(prompt, 5)
-    used: set[str] = set()
-    async with asyncio.timeout(60):
-        while worker_id not in used:
-            requests = (client.complete(prompt, max_tokens=5, tenant=f"{len(used)} {i}", **GREEDY) for i in range(6))
-            for answer in await asyncio.gather(*requests):
-                exact(answer, expected)
-                used |= {answer.final.timings.prefill_worker, answer.final.timings.decode_worker}
-
-
 @contextmanager
 def slow_until(parted: PartedCluster) -> Iterator[Callable[[], None]]:
     """KV comes slowly to both decode workers; the function given ends that."""
@@ -137,7 +125,7 @@ async def test_decode_worker_cut_off_before_decoding(
     assert answer.final.usage.external_kv_tokens == LONG
     assert sum(after.values()) == sum(before.values()) - before[place.decode_worker] + 1, "no second prefill"
     await healed(parted)
-    await used_again(client, tiny, place.decode_worker)
+    await used_again(client, tiny, {place.decode_worker})
 
 
 async def test_decode_worker_cut_off_while_decoding(
@@ -167,7 +155,7 @@ async def test_prefill_worker_cut_off(parted: PartedCluster, client: AsyncClient
     exact(answer, tiny.greedy(prompt, 20), attempts=2)
     assert answer.final.timings.prefill_worker != place.prefill_worker
     await healed(parted)
-    await used_again(client, tiny, place.prefill_worker)
+    await used_again(client, tiny, {place.prefill_worker})
 
 
 async def test_prefill_worker_cut_off_while_decoding(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence, Set
 from contextlib import asynccontextmanager
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, Unpack
 
 from tests.e2e.faults import recovery
+from tests.e2e.faults.tiny import TinyLlama, prompt_of
 from weir.cli.cluster import Cluster, router_doors
 from weir.cli.process import ChildProcess
 from weir.cli.workers import worker_state
@@ -19,6 +20,8 @@ from weir.rpc.v1 import common_pb2, router_pb2, worker_pb2
 
 PATIENCE_S = 60.0
 """Bound of every wait: it says that something happens, not how fast."""
+
+_numbers = count()
 
 
 class Watched:
@@ -175,3 +178,26 @@ async def _sees(client: AsyncClient, wanted: set[tuple[str, int]]) -> None:
                 await asyncio.sleep(0.02)
     except TimeoutError:
         raise AssertionError(f"the router sees {seen}, not {wanted}") from None
+
+
+async def used_again(client: AsyncClient, tiny: TinyLlama, worker_ids: Set[str], attempts: int | None = None) -> None:
+    """Return when each of these workers has taken part in a request, all answered right and in so many attempts.
+
+    Several at once, so that the others are busy, each with a tenant of its own: what another worker has cached, or does
+    faster, would always be the better choice.
+    """
+    prompt = prompt_of(50, 90)
+    expected = tiny.greedy(prompt, 5)
+    used: set[str] = set()
+    async with asyncio.timeout(90):
+        while not worker_ids <= used:
+            tenants = [f"again {next(_numbers)}" for _ in range(6)]
+            answers = await asyncio.gather(
+                *(
+                    client.complete(prompt, max_tokens=5, temperature=0.0, ignore_eos=True, tenant=tenant)
+                    for tenant in tenants
+                )
+            )
+            for answer in answers:
+                exact(answer, expected, attempts)
+                used |= {answer.final.timings.prefill_worker, answer.final.timings.decode_worker}
