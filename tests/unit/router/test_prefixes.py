@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,3 +80,11 @@ def test_any_order_of_changes_keeps_both_directions_equal(changes: list[tuple[ob
         else:
             getattr(known, what)(worker, CHAIN[first : first + count])
         known.check_integrity()
+
+
+@pytest.mark.parametrize("near", range(9))
+@pytest.mark.parametrize("depth", range(8))
+def test_a_guess_changes_no_depth(near: int, depth: int) -> None:
+    prefixes, hashes = PrefixMap(100), CHAIN[:7]
+    prefixes.stored(P1, hashes[:depth])
+    assert prefixes.depth(P1, hashes, near) == prefixes.depth(P1, hashes) == depth

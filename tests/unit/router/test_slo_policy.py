@@ -378,3 +378,15 @@ def test_profiles_that_change_are_taken_over() -> None:
     assert choice is not None
     assert choice.scores["compute_ms"] == pytest.approx(20.0)
     assert isinstance(choice.prefill.key if choice.prefill else None, WorkerKey)
+
+
+def test_the_tightest_promise_is_that_of_those_who_are_still_there() -> None:
+    view = Desk(decodes=1).view("d0")
+    for name, limit_ms in (("a", 50.0), ("b", 20.0), ("c", 20.0), ("d", math.inf)):
+        view.bind(name, limit_ms, 10)
+    limits = []
+    for name in ("b", "c", "nobody", "a", "d"):
+        view.unbind(name)
+        limits.append(view.tpot_limit_ms)
+    assert limits == [20.0, 50.0, 50.0, math.inf, math.inf]
+    assert (view.joining, view.expected_tokens, view.bound) == (0, 0, set())
