@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.filterwarnin
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 FLAGS = ("--num-blocks", "1024", "--max-batch-tokens", "64", "--session-grace-s", "0.5")
+PROMPT, TOKENS = prompt_of(40, 300), 1_000
 PATIENT = ("--role-drain-timeout-s", "60")
 
 
@@ -88,9 +89,9 @@ class Pair:
             while worker.ready[1] in {known.worker_id for known in (await self.client.workers()).workers}:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
-    async def decoding_on(self, worker: ChildProcess, prompt: list[int], tokens: int) -> Watched:
-        """A request that ``worker`` decodes; the other is ready to take over."""
-        request = Watched(self.client, prompt, max_tokens=tokens, **GREEDY)
+    async def decoding_on(self, worker: ChildProcess) -> Watched:
+        """A request that ``worker`` decodes, with PROMPT; the other is ready to take over."""
+        request = Watched(self.client, PROMPT, max_tokens=TOKENS, **GREEDY)
         place = await request.place(lambda active: active.state == common_pb2.REQUEST_STATE_DECODING)
         assert place.decode_worker == worker.ready[1]
         await self.takes(Role.DECODE)
@@ -103,6 +104,12 @@ async def cluster(tiny: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> 
     spec = ClusterSpec(tiny.folder, NAME, tmp_path_factory.mktemp("pair"), decode=0, worker_flags=FLAGS)
     async with Cluster(spec) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def expected(tiny: TinyLlama) -> tuple[int, ...]:
+    """The answer to PROMPT."""
+    return tiny.greedy(PROMPT, TOKENS)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -119,16 +126,15 @@ async def gone(worker: ChildProcess) -> int:
         return await worker.wait()
 
 
-async def test_a_dead_engine_ends_its_worker(pair: Pair, tiny: TinyLlama) -> None:
+async def test_a_dead_engine_ends_its_worker(pair: Pair, expected: tuple[int, ...]) -> None:
     """Its requests go on elsewhere, it leaves the registry, says why in its log and ends with a status of its own."""
-    prompt = prompt_of(40, 300)
     async with pair.with_one_more(Role.DECODE, module="tests.e2e.faults.fragile_worker") as fragile:
-        request = await pair.decoding_on(fragile, prompt, 1_000)
+        request = await pair.decoding_on(fragile)
         fragile.kill(signal.SIGUSR1)
         assert await gone(fragile) == 70
         await pair.not_listed(fragile)
         answer = await request.outcome()
-        exact(answer, tiny.greedy(prompt, 1_000), attempts=2)
+        exact(answer, expected, attempts=2)
         assert answer.final.timings.decode_worker == pair.stays.ready[1]
         log = fragile.log_path.read_text()
         assert f"the step thread died: OSError: {CAUSE}" in log
@@ -147,15 +153,16 @@ async def served_elsewhere(pair: Pair, tiny: TinyLlama, seed: int) -> None:
 
 
 @pytest.mark.parametrize("role", [Role.DECODE, Role.MIXED])
-async def test_a_stopped_worker_finishes_what_it_decodes(pair: Pair, tiny: TinyLlama, role: Role) -> None:
+async def test_a_stopped_worker_finishes_what_it_decodes(
+    pair: Pair, tiny: TinyLlama, expected: tuple[int, ...], role: Role
+) -> None:
     """SIGTERM while it works: nothing new goes there, what it has ends there, nothing is done twice, it ends well."""
-    prompt = prompt_of(40, 310)
     async with pair.with_one_more(role, *PATIENT) as worker:
-        request = await pair.decoding_on(worker, prompt, 1_000)
+        request = await pair.decoding_on(worker)
         worker.kill(signal.SIGTERM)
         await served_elsewhere(pair, tiny, 311)
         answer = await request.outcome()
-        exact(answer, tiny.greedy(prompt, 1_000), attempts=1)
+        exact(answer, expected, attempts=1)
         assert answer.final.timings.decode_worker == worker.ready[1]
         assert await gone(worker) == 0
         await pair.not_listed(worker)
@@ -163,7 +170,7 @@ async def test_a_stopped_worker_finishes_what_it_decodes(pair: Pair, tiny: TinyL
 
 async def test_a_stopped_worker_finishes_what_it_prefills(pair: Pair, tiny: TinyLlama) -> None:
     """The KV is read from it before it goes."""
-    prompt = prompt_of(6_000, 320)
+    prompt = prompt_of(3_000, 320)
     await pair.takes(Role.DECODE)
     async with pair.with_one_more(Role.PREFILL, *PATIENT) as worker:
         request = Watched(pair.client, prompt, max_tokens=20, **GREEDY)
@@ -174,28 +181,26 @@ async def test_a_stopped_worker_finishes_what_it_prefills(pair: Pair, tiny: Tiny
         answer = await request.outcome()
         exact(answer, tiny.greedy(prompt, 20), attempts=1)
         assert answer.final.timings.prefill_worker == worker.ready[1]
-        assert answer.final.usage.external_kv_tokens == 6_000
+        assert answer.final.usage.external_kv_tokens == 3_000
         assert await gone(worker) == 0
         await pair.not_listed(worker)
 
 
-async def test_what_outlasts_the_drain_goes_on_elsewhere(pair: Pair, tiny: TinyLlama) -> None:
+async def test_what_outlasts_the_drain_goes_on_elsewhere(pair: Pair, expected: tuple[int, ...]) -> None:
     """It is sent away, and goes on from what was sent."""
-    prompt = prompt_of(40, 330)
     async with pair.with_one_more(Role.DECODE, "--role-drain-timeout-s", "0.05") as worker:
-        request = await pair.decoding_on(worker, prompt, 1_000)
+        request = await pair.decoding_on(worker)
         worker.kill(signal.SIGTERM)
         assert await gone(worker) == 0
         answer = await request.outcome()
-        exact(answer, tiny.greedy(prompt, 1_000), attempts=2)
+        exact(answer, expected, attempts=2)
         assert answer.final.timings.decode_worker == pair.stays.ready[1]
 
 
-async def test_a_second_signal_ends_it_at_once(pair: Pair, tiny: TinyLlama) -> None:
+async def test_a_second_signal_ends_it_at_once(pair: Pair, expected: tuple[int, ...]) -> None:
     """It does not wait for what runs; that goes on elsewhere, as after any death."""
-    prompt = prompt_of(40, 340)
     async with pair.with_one_more(Role.DECODE, *PATIENT) as worker:
-        request = await pair.decoding_on(worker, prompt, 2_000)
+        request = await pair.decoding_on(worker)
         worker.kill(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_S):
             while "stopping on SIGTERM" not in worker.log_path.read_text():  # noqa: ASYNC110
@@ -204,5 +209,5 @@ async def test_a_second_signal_ends_it_at_once(pair: Pair, tiny: TinyLlama) -> N
         worker.kill(signal.SIGTERM)
         assert await gone(worker) == 128 + signal.SIGTERM
         await request.seen(len(request.tokens) + 20)
-        assert tuple(request.tokens) == tiny.greedy(prompt, len(request.tokens))
+        assert tuple(request.tokens) == expected[: len(request.tokens)]
         await request.leave()
