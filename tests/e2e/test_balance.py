@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.faults.tiny import NAME, TinyLlama, prompt_of
 from tests.e2e.quiet import assert_quiet
 from weir.cli.cluster import Cluster, ClusterSpec
+from weir.cli.up import controller_flags, supervised
 from weir.client import AsyncClient
 from weir.errors import NotFound
 from weir.lifecycle import Role
@@ -23,9 +24,18 @@ EAGER = (
     *("--slo-ttft-ms", "0", "--slo-tpot-ms", "0", "--no-mixed-fallback", "--busy", "0.25", "--spare", "0.2"),
 )
 PREFILL_HEAVY, DECODE_HEAVY = (3_000, 3), (20, 250)
+GROWING = (
+    *("--interval-s", "0.2", "--window-s", "4", "--confirm-s", "1", "--cooldown-s", "2"),
+    # The first worker must have started by then, or the controller starts another one for it.
+    *("--confirm-down-s", "600", "--pending-s", "120"),
+    *("--slo-ttft-ms", "0", "--slo-tpot-ms", "0", "--busy", "0.25", "--spare", "0.2"),
+)
 FEW_SLOTS = ("--max-running", "4")
 CLIENTS = 8
 TURN_TIMEOUT_S = 120.0
+
+
+Wanted = Callable[[controller_pb2.ListDecisionsResponse], bool]
 
 
 class Traffic:
@@ -46,23 +56,35 @@ class Traffic:
             assert len(answer.token_ids) == tokens
             self.answered += 1
 
-    async def until(self, wanted: Callable[[controller_pb2.ListDecisionsResponse], bool], address: str) -> None:
+    async def until(self, wanted: Wanted, address: str) -> None:
         """Go on until the controller's decisions are ``wanted``; raises what a client met."""
-        async with channel(address) as link, asyncio.timeout(TURN_TIMEOUT_S):
-            stub = controller_pb2_grpc.ControllerServiceStub(link)
-            while True:
-                answer = await stub.ListDecisions(controller_pb2.ListDecisionsRequest())
-                if wanted(answer) and not answer.pending:
-                    return
-                done, _ = await asyncio.wait(self._tasks, timeout=0.2, return_when=asyncio.FIRST_EXCEPTION)
-                for task in done:
-                    task.result()
+        await until(wanted, address, self._tasks)
 
     async def stop(self) -> None:
         """Let nobody ask any more."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def until(wanted: Wanted, address: str, tasks: Sequence[asyncio.Task[None]] = ()) -> None:
+    """Wait until the controller's decisions are ``wanted`` and none is pending; raises what one of ``tasks`` raised."""
+    async with channel(address) as link, asyncio.timeout(TURN_TIMEOUT_S):
+        stub = controller_pb2_grpc.ControllerServiceStub(link)
+        while True:
+            answer = await stub.ListDecisions(controller_pb2.ListDecisionsRequest())
+            if wanted(answer) and not answer.pending:
+                return
+            await asyncio.sleep(0.2)
+            for task in tasks:
+                if task.done():
+                    task.result()
+
+
+def decided(answer: controller_pb2.ListDecisionsResponse, action: str) -> int:
+    """Decisions of this kind."""
+    wanted = events_pb2.BalanceAction.Value(f"BALANCE_ACTION_{action}")
+    return sum(decision.action == wanted for decision in answer.decisions)
 
 
 def flips_to(answer: controller_pb2.ListDecisionsResponse, role: common_pb2.Role) -> int:
@@ -87,6 +109,30 @@ async def test_workers_follow_the_traffic(tmp_path: Path) -> None:
             assert traffic.answered > before
         finally:
             await traffic.stop()
+        await assert_quiet(cluster)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+async def test_the_controller_starts_a_worker_for_the_traffic(tmp_path: Path) -> None:
+    tiny = TinyLlama(tmp_path / "model")
+    flags = controller_flags("auto", 1, 2, GROWING)
+    spec = ClusterSpec(
+        tiny.folder, NAME, tmp_path / "logs", prefill=0, decode=0, mixed=1, controller_flags=flags,
+        worker_flags=FEW_SLOTS,
+    )  # fmt: skip
+    said: list[str] = []
+    async with Cluster(spec) as cluster, AsyncClient(cluster.router_address) as client:
+        async with supervised(cluster, 2, said.append):
+            traffic = Traffic(client)
+            traffic.mix = DECODE_HEAVY
+            try:
+                await traffic.until(lambda a: decided(a, "SCALE_UP") == 1, cluster.controller_address)
+                assert cluster.worker_count() == 2
+                before = traffic.answered
+                await traffic.until(lambda a: traffic.answered >= before + CLIENTS, cluster.controller_address)
+            finally:
+                await traffic.stop()
+        assert [line.split(": ")[1] for line in said] == ["starting a mixed worker"]
         await assert_quiet(cluster)
 
 
