@@ -18,8 +18,9 @@ from weir.transfer.plan import (
     ReadReport,
     check_read,
 )
-from weir.transfer.reader import Outcome, Probe, Read, ReadThread
+from weir.transfer.reader import ReadThread
 from weir.transfer.ticket import PeerDescriptor, Ticket
+from weir.transfer.under_way import Outcome, Probe, Read
 
 MAX_OUTSTANDING = 256
 MAX_COMPLETIONS = 4096

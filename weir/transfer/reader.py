@@ -20,8 +20,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,6 @@ from weir.kvcache.pool import KvPool
 from weir.transfer import ucx
 from weir.transfer.plan import (
     Completion,
-    Destination,
     ReadReport,
     Run,
     decode_completion,
@@ -41,7 +39,8 @@ from weir.transfer.plan import (
     merge_runs,
     segments,
 )
-from weir.transfer.ticket import GUARD_ENTRY_BYTES, GuardEntry, PeerDescriptor, Ticket, VoidReason, prove
+from weir.transfer.ticket import GUARD_ENTRY_BYTES, GuardEntry, PeerDescriptor, VoidReason, prove
+from weir.transfer.under_way import Outcome, Posted, Probe, Read
 
 MAX_ACTIVE_READS = 8
 _SPIN_S = 50e-6
@@ -50,55 +49,7 @@ _LAST_PAUSE_S = 1e-3
 _NOTIFICATION_PAUSE_S = 2e-3
 _RENEWAL_PAUSE_S = 2.0
 
-Outcome = ReadReport | WeirError
-
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Read:
-    """One read. ``settle`` is called once, on the thread, when no byte of it can land any more."""
-
-    peer: PeerDescriptor
-    ticket: Ticket
-    destinations: Sequence[Destination]
-    notify: bool
-    started_s: float
-    deadline_s: float
-    settle: Callable[[Outcome], None]
-    cancelled: bool = False
-    slot: int = -1
-    unposted: deque[list[Run]] = field(default_factory=deque)
-    posted: list["_Posted"] = field(default_factory=list)
-    reads_guard: bool = False
-    checksums: list["tuple[list[int], Future[list[int]]]"] = field(default_factory=list)
-    descriptors: int = 0
-    begun_s: float = 0.0
-    post_s: float = 0.0
-    data_done_s: float = 0.0
-    polled_s: float = 0.0
-    pause_s: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class Probe:
-    """A first read of one guard entry: it makes the connection and finds the transport, ahead of any request.
-
-    ``settle`` is called once with None or why the peer cannot be read.
-    """
-
-    peer: PeerDescriptor
-    deadline_s: float
-    settle: Callable[[WeirError | None], None]
-    handle: Any = None
-
-
-@dataclass(slots=True, eq=False)
-class _Posted:
-    """A posted transfer and the own blocks it fills (none for a guard)."""
-
-    handle: Any
-    blocks: list[int]
 
 
 class _ReaderLost(Exception):
@@ -356,7 +307,7 @@ class ReadThread:
         elif now - read.polled_s > _SPIN_S:
             read.pause_s = min(max(read.pause_s * 2, _FIRST_PAUSE_S), _LAST_PAUSE_S)
 
-    def _poll(self, read: Read, posted: _Posted) -> bool:
+    def _poll(self, read: Read, posted: Posted) -> bool:
         """Whether ``posted`` is done; its blocks go on to be checksummed."""
         state = self._reader.check_xfer_state(posted.handle)
         if state == "ERR":
@@ -416,7 +367,7 @@ class ReadThread:
             name,
         )
         blocks = [] if read.reads_guard else [run.dst + i for run in runs for i in range(run.count)]
-        read.posted.append(_Posted(handle, blocks))
+        read.posted.append(Posted(handle, blocks))
         if reader.transfer(handle) == "ERR":
             raise TransferUnavailable("the transfer was refused")
 
