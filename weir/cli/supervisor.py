@@ -62,6 +62,7 @@ class Supervisor:
         self._bus = bus
         self._clock = clock
         self._max_workers = max_workers
+        self._closing = False
         self._say = say
         self._queue: asyncio.Queue[events_pb2.ScaleEvent] = asyncio.Queue(MAX_WAITING)
         self._seen: dict[tuple[str, int, int], None] = {}
@@ -79,6 +80,7 @@ class Supervisor:
         if subscription is not None:
             await subscription.unsubscribe()
         task, self._task = self._task, None
+        self._closing = True
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -101,7 +103,8 @@ class Supervisor:
             self._refuse(f"{MAX_WAITING} requests wait")
 
     async def _run(self) -> None:
-        while True:
+        # A worker that is being stopped when this is cancelled is ended first, and takes the cancellation for itself.
+        while not self._closing:
             request = await self._queue.get()
             try:
                 await self._do(request)

@@ -110,3 +110,24 @@ async def test_the_queue_is_bounded_and_closing_ends_what_runs() -> None:
     await asyncio.wait_for(stand.supervisor.close(), 5)
     await stand.ask(99, start_role=common_pb2.ROLE_DECODE)
     assert stand.machine.started == [Role.DECODE]
+
+
+async def test_it_closes_while_a_worker_is_being_stopped() -> None:
+    """Ending a process goes on when it is cancelled, and takes the cancellation for itself."""
+    stand = Stand()
+    stopping = asyncio.Event()
+
+    async def stop_worker(worker_id: str) -> None:
+        stopping.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            del stand.machine.workers[worker_id]
+
+    stand.machine.stop_worker = stop_worker  # type: ignore[method-assign]
+    await stand.supervisor.open()
+    await stand.ask(1, stop_worker_id="w1")
+    await stopping.wait()
+    async with asyncio.timeout(10):
+        await stand.supervisor.close()
+    assert set(stand.machine.workers) == {"w2"}
