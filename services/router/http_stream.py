@@ -79,16 +79,23 @@ class SseStream:
             return
         new = not exchange.started
         chunk, ending = b"", None
+        held: Delta | None = None
         try:
             while (event := self._generation.take()) is not None:
+                if held is not None and type(event) is not Final:
+                    chunk += self._answer.delta(held)
+                    held = None
                 if type(event) is Delta:
-                    chunk += self._opened() + self._answer.delta(event)
+                    chunk += self._opened()
+                    held = event  # the end may lie behind it, and goes into the same chunk
                 elif type(event) is Final:
-                    exchange.send(chunk + self._opened() + self._answer.final(event), last=True)
+                    exchange.send(chunk + self._opened() + self._answer.final(event, held), last=True)
                     done.set_result(True)
                     return
         except Exception as error:
             ending = error
+        if held is not None:
+            chunk += self._answer.delta(held)
         if not exchange.complete and (chunk or (new and exchange.started)):
             exchange.send(chunk)
         if isinstance(ending, StopAsyncIteration):

@@ -17,7 +17,10 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class SseAnswer:
-    """One streamed answer: ``opening``, then ``delta`` for each Delta, then ``final``; each gives bytes to send."""
+    """One streamed answer: ``opening``, then ``delta`` for each Delta, then ``final``; each gives bytes to send.
+
+    Every token has its chunk, and the last one carries the reason: what clients count as vLLM's is counted here.
+    """
 
     def __init__(self, call: Call, accepted: Accepted, piece: Piece) -> None:
         head = _head(call, accepted, streamed=True)
@@ -39,16 +42,21 @@ class SseAnswer:
         return self._frame + b'[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null' + self._end
 
     def delta(self, delta: Delta) -> bytes:
-        """The chunk of ``delta``; empty when it has nothing to show yet."""
+        """The chunk of ``delta``, whose text may be empty: half a character, or a token that is not shown."""
         if self._logprobs is None or not delta.logprobs:
-            return self._before_text + orjson.dumps(delta.text) + self._plain_end if delta.text else b""
+            return self._before_text + orjson.dumps(delta.text) + self._plain_end
         logprobs = orjson.dumps(self._logprobs.write(delta.logprobs))
         return self._before_text + orjson.dumps(delta.text) + self._after_text + logprobs + self._end
 
-    def final(self, final: Final) -> bytes:
-        """The chunk with the reason, the usage when asked for, and the end mark."""
+    def final(self, final: Final, last: Delta | None = None) -> bytes:
+        """The chunk with the reason, and the ``last`` Delta if it came along; then usage, if asked for, and end."""
         content: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
-        choice = {"index": 0, **content, "logprobs": None, **_ending(final)}
+        logprobs = None
+        if last is not None:
+            content = {"delta": {"content": last.text}} if self._chat else {"text": last.text}
+            if self._logprobs is not None and last.logprobs:
+                logprobs = self._logprobs.write(last.logprobs)
+        choice = {"index": 0, **content, "logprobs": logprobs, **_ending(final)}
         chunk = self._frame + orjson.dumps([choice]) + self._tail
         if not self._include_usage:
             return chunk + _DONE

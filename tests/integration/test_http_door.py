@@ -179,10 +179,10 @@ async def test_exact_chat_stream(served: Served) -> None:
         '{"id":"chatcmpl-r1","object":"chat.completion.chunk","created":1700000000,"model":"tiny",'
         '"choices":[{"index":0,'
     )
+    ending = '"logprobs":null,"finish_reason":"stop","stop_reason":null'
     assert answer.content.decode() == (
         f'data: {head}"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}]}}\n\n'
-        f'data: {head}"delta":{{"content":"A\\"\\n水"}},"logprobs":null,"finish_reason":null}}]}}\n\n'
-        f'data: {head}"delta":{{}},"logprobs":null,"finish_reason":"stop","stop_reason":null}}]}}\n\n'
+        f'data: {head}"delta":{{"content":"A\\"\\n水"}},{ending}}}]}}\n\n'
         "data: [DONE]\n\n"
     )
     assert answer.headers["x-request-id"] == "r1"
@@ -197,8 +197,7 @@ async def test_exact_completion_stream_with_usage(served: Served) -> None:
     usage = '{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7,"prompt_tokens_details":{"cached_tokens":2}}'
     ending = '"logprobs":null,"finish_reason":"stop","stop_reason":null'
     assert answer.content.decode() == (
-        f'data: {head}[{{"index":0,"text":"A weir","logprobs":null,"finish_reason":null}}],"usage":null}}\n\n'
-        f'data: {head}[{{"index":0,"text":"",{ending}}}],"usage":null}}\n\n'
+        f'data: {head}[{{"index":0,"text":"A weir",{ending}}}],"usage":null}}\n\n'
         f'data: {head}[],"usage":{usage}}}\n\n'
         "data: [DONE]\n\n"
     )
@@ -219,7 +218,8 @@ async def test_openai_client_reads_a_stream_as_it_comes(served: Served) -> None:
     for token in (2, 3):
         answering.push(token)
         assert (await anext(stream)).choices[0].delta.content == PIECES[token].decode()
-    answering.push(4)  # half a character: nothing to show
+    answering.push(4)  # half a character: nothing to show, but its chunk is counted by clients
+    assert (await anext(stream)).choices[0].delta.content == ""
     answering.push(5)
     assert (await anext(stream)).choices[0].delta.content == "ü"
     answering.finish(final(completion=5))
