@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.simulation.world import run_plan
 
 SCHEDULES = 500
 RANGE = 25
+WHICH: list[tuple[Any, ...]] = [(2017,), (5,), (5, "balance"), (5, "drains")]
 
 
 @pytest.mark.parametrize("first", range(1, SCHEDULES + 1, RANGE))
@@ -35,9 +37,11 @@ def test_all_kinds_are_drawn() -> None:
     assert {make_plan(seed).kind for seed in range(1, SCHEDULES + 1)} == set(KINDS)
 
 
-@pytest.mark.parametrize("seed", [3, 17, 2017])
-def test_a_seed_is_one_history(seed: int) -> None:
-    first, second = run_plan(make_plan(seed)), run_plan(make_plan(seed))
+@pytest.mark.parametrize(
+    ("seed", "kind"), [(3, None), (17, None), (2017, None), (4, "drains"), (4, "steps"), (4, "balance"), (4, "weights")]
+)
+def test_a_seed_is_one_history(seed: int, kind: str | None) -> None:
+    first, second = run_plan(make_plan(seed, kind)), run_plan(make_plan(seed, kind))
     assert first.history == second.history
     assert (first.digest, first.turns, first.virtual_s) == (second.digest, second.turns, second.virtual_s)
 
@@ -46,9 +50,9 @@ def test_a_seed_is_one_history_in_another_process() -> None:
     """Nothing depends on the order of hashed sets, on addresses or on what ran before."""
     code = (
         "from tests.simulation.schedules import make_plan; from tests.simulation.world import run_plan;"
-        "print([run_plan(make_plan(seed)).digest for seed in (2017, 5)])"
+        f"print([run_plan(make_plan(*which)).digest for which in {WHICH}])"
     )
-    here = str([run_plan(make_plan(seed)).digest for seed in (2017, 5)])
+    here = str([run_plan(make_plan(*which)).digest for which in WHICH])
     for hash_seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code],
