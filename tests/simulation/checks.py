@@ -204,6 +204,8 @@ class Checks:
             allowed.add("CANCELLED")
         if spec.timeout_s is not None:
             allowed.add("DEADLINE_EXCEEDED")
+            if plan.skew_s > 0.1:
+                allowed.add("UNAVAILABLE")  # leases that end with it look lapsed to a reader whose clock is ahead
         if self._troubled:
             allowed |= {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}
         if client.tokens and "with the weights that its answer began with" in str(error):

@@ -222,9 +222,9 @@ class BalanceController:
         wish, patience_s = f"flip to {role.value}", self._patience_s(found, seen)
         if role is self._under_way_to:
             # The same way on: what a pause guards against is turning back.
-            self._quiet_until_s = min(self._quiet_until_s, now_s)
             patience_s = self.limits.min_confirm_s
-        return self._when_confirmed(wish, now_s, patience_s, action, text, flips=flips)
+        pause = role is not self._under_way_to
+        return self._when_confirmed(wish, now_s, patience_s, action, text, pause=pause, flips=flips)
 
     def _flips(self, found: Assessment, ready: Sequence[WorkerFacts], now_s: float) -> tuple[Flip, ...]:
         """The next workers on the way to the best roles: mixed ones first, then the least loaded."""
@@ -349,7 +349,15 @@ class BalanceController:
         return max(self.limits.min_confirm_s, min(confirm_s, left_s))
 
     def _when_confirmed(
-        self, wish: str, now_s: float, patience_s: float, action: Action, text: str, **fields: Any
+        self,
+        wish: str,
+        now_s: float,
+        patience_s: float,
+        action: Action,
+        text: str,
+        *,
+        pause: bool = True,
+        **fields: Any,
     ) -> Decision:
         """The action once the wish has lasted and no change is recent; until then nothing, with the reason."""
         if self._wish is None or self._wish[0] != wish:
@@ -357,7 +365,7 @@ class BalanceController:
         lasted_s = now_s - self._wish[1]
         if lasted_s < patience_s:
             return self._nothing(now_s, f"{wish}? lasts {lasted_s:.1f} of {patience_s:.1f} s; {text}")
-        if now_s < self._quiet_until_s:
+        if pause and now_s < self._quiet_until_s:
             return self._nothing(now_s, f"{wish}? the last change is recent; {text}")
         return self._begin(now_s, action, text, **fields)
 
