@@ -111,7 +111,8 @@ class _Samples:
     """(time, value) of one kind, bounded in age and number; in the order of values as well, so that nobody sorts.
 
     When the latest differ from the others by more than chance can do, the others are forgotten: they are of traffic
-    that is over. The test is Welch's, on logarithms, since lengths have long tails.
+    that is over. The test is Welch's, on logarithms, since lengths have long tails. Nothing is told before a whole span
+    of the same traffic was seen: when traffic begins, short answers end first, and look like a change to long ones.
     """
 
     def __init__(self, span_s: float) -> None:
@@ -121,11 +122,14 @@ class _Samples:
         self._latest: deque[tuple[float, float]] = deque()
         self._old_moments, self._latest_moments = _Moments(), _Moments()
         self._ordered: list[float] = []
+        self._since_s = math.inf
         self.changed_s = -math.inf
         """When the others were forgotten last."""
 
     def add(self, now_s: float, value: float) -> None:
         self._age(now_s)
+        if not self._ordered:
+            self._since_s = now_s
         if len(self._ordered) >= MAX_SAMPLES:
             self._drop_oldest()
         self._latest.append((now_s, value))
@@ -138,8 +142,8 @@ class _Samples:
         from_s = now_s - self._span_s
         while self._ordered and (self._old or self._latest)[0][0] <= from_s:
             self._drop_oldest()
-        if self._have_changed():
-            self.changed_s = now_s
+        if now_s >= self._since_s + self._span_s and self._have_changed():
+            self.changed_s = self._since_s = now_s
         # Some of the latest were of the old traffic as well: they go as they age.
         while self._old and now_s < self.changed_s + self._latest_s:
             self._drop_oldest()

@@ -121,3 +121,12 @@ def test_chance_is_no_change(seed: int) -> None:
         window.arrived(tick / 5, rng.lognormvariate(math.log(1_000), 1.2))
         if tick % 5 == 0:
             assert math.isinf(window.snapshot(tick / 5).changed_s), f"seed {seed}"
+
+
+def test_the_beginning_of_traffic_is_no_change() -> None:
+    """Short answers are the first to end: until a whole window was seen, what ends says little about what runs."""
+    window = TrafficWindow(span_s=60.0)
+    for tick in range(599):  # 10 requests a second, whose lengths look longer by and by
+        length = 20 if tick < 150 else 400
+        window.arrived(tick / 10, length)
+        assert math.isinf(window.snapshot(tick / 10).changed_s)
