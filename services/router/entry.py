@@ -59,6 +59,7 @@ class Entry:
         "revision",
         "stamps",
         "state",
+        "stays",
         "story",
         "tickets",
         "too_small",
@@ -84,6 +85,8 @@ class Entry:
         self.avoid: frozenset[WorkerKey] = frozenset()
         self.too_small: frozenset[WorkerKey] = frozenset()
         """Workers that can never hold it, by their own word."""
+        self.stays = False
+        """Its KV did not get from any prefill worker to one that decodes: the next attempt moves none."""
         self.story = Story()
         """Why it is not done yet."""
         self.waiting = False
@@ -148,6 +151,7 @@ class Entry:
             keys=self.keys,
             too_small=self.too_small,
             revision=self.revision,
+            stays=self.stays,
         )
 
     @property

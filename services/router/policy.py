@@ -14,6 +14,8 @@ from weir.services.router.roster import Roster
 
 PREFILL_TOKENS_PER_SEQUENCE = 64
 """How many pending prefill tokens weigh like one more sequence in a mixed worker's batch."""
+STAYS = "KV cannot be moved"
+"""Why a prompt is prefilled where it is decoded: the way from every prefill worker has failed it."""
 
 
 @dataclass(slots=True)
@@ -23,7 +25,8 @@ class Demand:
     ``expected_tokens``: those that will be generated, by what is known; 0 is not known. SLOs in milliseconds, inf
     is none; ``received_s`` is when the TTFT began, on the router's clock (None: now). ``keys``: the prompt's block
     hashes, to find it in caches. ``too_small``: workers that said that they can never hold it. ``revision``: of the
-    model that its answer was begun with; empty when nothing was answered.
+    model that its answer was begun with; empty when nothing was answered. ``stays``: its KV did not get from any
+    prefill worker to a decode worker: whoever decodes it has to prefill it too.
     """
 
     prompt_tokens: int
@@ -36,6 +39,7 @@ class Demand:
     keys: PromptKeys | None = None
     too_small: frozenset[WorkerKey] = frozenset()
     revision: str = ""
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,9 @@ class LeastLoaded:
 
     def choose(self, workers: Sequence[WorkerView], demand: Demand, now_s: float) -> Choice | None:
         roster = _roster(workers, demand)
+        if demand.stays:
+            view = self._local([*roster.mixed.views, *roster.decodes.views], demand, now_s)
+            return None if view is None else Choice(None, view, STAYS)
         source = self._prefill(roster, now_s)
         mixed = self._local(roster.mixed.views, demand, now_s)
         if source is not None and (mixed is None or not _less_busy(mixed, source)):

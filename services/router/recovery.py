@@ -73,7 +73,7 @@ class Recovery:
 
     def read_void(self, entry: Entry, worker: WorkerKey, reason: str, detail: str, now_s: float) -> None:
         """Read once more if that can help and the lease lives, by another D if this one was too slow; else prefill
-        again, on another P if it was the link to this one that failed.
+        again, on another P if it was the link to this one that failed, or where it is decoded if there is no other.
         """
         self.void_reads[reason] += 1
         entry.void_reads += 1
@@ -81,20 +81,27 @@ class Recovery:
         error = Unavailable(f"KV read void on {worker.worker_id} ({reason}): {detail}")
         if reason in OF_THE_LINK:
             entry.avoid |= {worker}
-        if entry.prefill is not None and reason in REREADABLE and entry.void_reads == 1:
-            self._read_again(entry, worker, reason, error, now_s)
+        rereadable = entry.prefill is not None and reason in REREADABLE and entry.void_reads == 1
+        if rereadable and self._read_again(entry, worker, reason, error, now_s):
             return
         if entry.prefill is not None and reason in OF_THE_LINK:
             entry.avoid |= {entry.prefill}
+            # Another prefill helps only where its KV comes by another way.
+            prefills = self._fleet.able(entry.admission.model, entry.demand).prefills.views
+            entry.stays = all(view.key in entry.avoid for view in prefills)
         self.retry(entry, error, "read_void", now_s, charged=True)
 
-    def _read_again(self, entry: Entry, worker: WorkerKey, reason: str, error: WeirError, now_s: float) -> None:
-        if reason == TIMEOUT and self._placing.bind_elsewhere(entry, now_s):
-            self.retries["rebind"] += 1
-            entry.story.add(entry.attempt, str(error))
-            entry.journal.note(now_s, REBIND, entry.attempt, error=str(error))
-        else:
+    def _read_again(self, entry: Entry, worker: WorkerKey, reason: str, error: WeirError, now_s: float) -> bool:
+        """Whether it is read again under the same lease; not the same way, when the read had all its time."""
+        if reason != TIMEOUT:
             self._ledger.commands.extend([SendKvReady(worker, ticket) for ticket in entry.tickets])
+            return True
+        if not self._placing.bind_elsewhere(entry, now_s):
+            return False
+        self.retries["rebind"] += 1
+        entry.story.add(entry.attempt, str(error))
+        entry.journal.note(now_s, REBIND, entry.attempt, error=str(error))
+        return True
 
     def refused(
         self,

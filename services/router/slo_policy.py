@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from weir.services.router.advice import Counsel
 from weir.services.router.fleet import WorkerView
-from weir.services.router.policy import Choice, Demand, Forecast, has_room
+from weir.services.router.policy import STAYS, Choice, Demand, Forecast, has_room
 from weir.services.router.prefixes import PrefixMap
 from weir.services.router.roster import Group, Roster
 
@@ -204,6 +204,9 @@ class SloPolicy:
     def _best(self, case: _Case) -> tuple[Quote, str] | None:
         """The best quote, and why the prompt is prefilled where it is decoded, or "" when it is not."""
         roster = case.roster
+        if case.demand.stays:
+            alone = _pick([*self._locals(roster.mixed, case), *self._locals(roster.decodes, case)])
+            return None if alone is None else (alone, STAYS)
         best: tuple[Quote, str] | None = None
         cached_on_decode = 0
         source = _pick(self._prefills(case)) if roster.prefills.views else None

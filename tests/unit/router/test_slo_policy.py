@@ -41,6 +41,16 @@ def test_prefill_is_predicted_as_wait_and_compute() -> None:
     assert choice.scores["tpot_ms"] == pytest.approx(10.2)
 
 
+def test_kv_that_cannot_be_moved_is_made_where_it_is_read() -> None:
+    desk = Desk(prefills=2, decodes=2)
+    choice = desk.choose(desk.demand(500, stays=True))
+    assert choice is not None
+    assert choice.prefill is None
+    assert choice.decode is not None
+    assert choice.decode.info.role is Role.DECODE
+    assert choice.reason == "KV cannot be moved"
+
+
 def test_the_shortest_wait_wins_and_work_sent_counts_at_once() -> None:
     desk = Desk(prefills=2, decodes=1)
     desk.report("p0", pending_prefill_tokens=400)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.router.stage import D1, D2, P1, P2, Stage
+from weir.services.router.commands import SendBeginDecode
 
 
 def transferring(stage: Stage) -> Stage:
@@ -40,14 +41,40 @@ def test_when_another_one_cannot_read_either_another_worker_prefills() -> None:
     assert stage.book.retries == {"rebind": 1, "read_void": 1}
 
 
-def test_the_only_decode_worker_reads_again() -> None:
+def test_the_only_decode_worker_reads_from_another_prefill_worker() -> None:
+    """A read that had all its time is not made the same way again."""
     stage = transferring(Stage(P1, P2, D1))
-    stage.read(D1, "timeout")
-    assert stage.names() == ["KvReady decode-1 t1"]
     stage.read(D1, "timeout")
     assert stage.names() == ["Cancel prefill-1 1", "Cancel decode-1 1"]
     stage.advance(0.02)
     assert stage.names() == ["BeginPrefill prefill-2 2", "BeginDecode decode-1 2"]
+
+
+def test_the_only_pair_prefills_where_it_decodes() -> None:
+    stage = transferring(Stage(P1, D1))
+    stage.read(D1, "timeout")
+    assert stage.names() == ["Cancel prefill-1 1", "Cancel decode-1 1"]
+    stage.advance(0.02)
+    begin = stage.all(SendBeginDecode)[-1]
+    assert (begin.worker, begin.attempt, begin.source) == (D1, 2, None)
+    stage.tokens(D1, (11, 12), index=1, attempt=2)
+    assert stage.emitted == [10, 11, 12]
+    assert stage.book.local_prefills == {"KV cannot be moved": 1}
+
+
+def test_another_pair_is_tried_before_that() -> None:
+    stage = transferring(Stage(P1, P2, D1))
+    stage.read(D1, "timeout")
+    stage.advance(0.02)
+    stage.sent()
+    stage.ticket(P2, "t2", final=True, attempt=2)
+    stage.first(P2, 11, index=1, attempt=2)
+    stage.sent()
+    stage.read(D1, "timeout", attempt=2)
+    stage.sent()
+    stage.advance(0.1)
+    begin = stage.all(SendBeginDecode)[-1]
+    assert (begin.worker, begin.attempt, begin.source) == (D1, 3, None)
 
 
 def test_a_read_that_was_broken_off_is_made_again_where_it_was() -> None:
