@@ -31,6 +31,8 @@ OF_THE_LINK = frozenset({"transport", TIMEOUT})
 """Void reads for which the way between the two workers may be to blame: nobody can say which end of it."""
 REREADABLE = OF_THE_LINK | {"checksum"}
 """Void reads that another read under the same lease may heal; the others need another prefill."""
+MAX_REREADS = 2
+"""Void reads of one attempt after which KV that is still there is read once more."""
 MIN_REFUSAL_S = 0.05
 MAX_MOVES = 32
 """Attempts, whatever ended them, up to which a request is moved without that counting as a failure."""
@@ -81,7 +83,7 @@ class Recovery:
         error = Unavailable(f"KV read void on {worker.worker_id} ({reason}): {detail}")
         if reason in OF_THE_LINK:
             entry.avoid |= {worker}
-        rereadable = entry.prefill is not None and reason in REREADABLE and entry.void_reads == 1
+        rereadable = entry.prefill is not None and reason in REREADABLE and entry.void_reads <= MAX_REREADS
         if rereadable and self._read_again(entry, worker, reason, error, now_s):
             return
         if entry.prefill is not None and reason in OF_THE_LINK:
@@ -92,11 +94,11 @@ class Recovery:
         self.retry(entry, error, "read_void", now_s, charged=True)
 
     def _read_again(self, entry: Entry, worker: WorkerKey, reason: str, error: WeirError, now_s: float) -> bool:
-        """Whether it is read again under the same lease; not the same way, when the read had all its time."""
-        if reason != TIMEOUT:
+        """Whether it is read again under the same lease: the same way once, unless the read had all its time."""
+        if reason != TIMEOUT and entry.void_reads == 1:
             self._ledger.commands.extend([SendKvReady(worker, ticket) for ticket in entry.tickets])
             return True
-        if not self._placing.bind_elsewhere(entry, now_s):
+        if reason not in OF_THE_LINK or not self._placing.bind_elsewhere(entry, now_s):
             return False
         self.retries["rebind"] += 1
         entry.story.add(entry.attempt, str(error))

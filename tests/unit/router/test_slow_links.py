@@ -84,6 +84,27 @@ def test_a_read_that_was_broken_off_is_made_again_where_it_was() -> None:
     assert stage.names() == ["KvReady decode-1 t1"]
 
 
+def test_broken_off_twice_it_is_made_by_another_decode_worker() -> None:
+    """A way that is closed is told at once: both reads end, and neither had its time."""
+    stage = transferring(Stage(P1, P2, D1, D2))
+    stage.read(D1, "transport")
+    stage.sent()
+    stage.read(D1, "transport")
+    assert stage.names() == [
+        "Cancel decode-1 1", "BeginDecode decode-2 1", "KvReady decode-2 t1", "FirstToken decode-2 first 10",
+    ]  # fmt: skip
+    stage.read(D2, "transport")
+    assert stage.names() == ["Cancel prefill-1 1", "Cancel decode-2 1"], "three reads are enough"
+
+
+def test_bytes_that_are_wrong_twice_are_made_anew() -> None:
+    stage = transferring(Stage(P1, D1, D2))
+    stage.read(D1, "checksum")
+    assert stage.names() == ["KvReady decode-1 t1"]
+    stage.read(D1, "checksum")
+    assert stage.names() == ["Cancel prefill-1 1", "Cancel decode-1 1"]
+
+
 def test_bound_again_where_it_was_stopped_a_request_is_neither_cancelled_nor_failed() -> None:
     stage = transferring(Stage(P1, D1, D2))
     stage.read(D1, "timeout")
