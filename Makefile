@@ -3,6 +3,7 @@ SHELL := /bin/sh
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TEST_PROCESSES ?= 2
 STAMP := $(VENV)/.installed
 
 .PHONY: demo test sim chaos check protos format bench clean help
@@ -26,8 +27,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## serve the demo model through prefill and decode, ask it one question, show the timeline
 	@$(BIN)/weir demo
 
-test: $(STAMP) ## run all tests
-	@$(BIN)/python -m pytest -q
+test: $(STAMP) ## run all tests, in two processes side by side
+	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadgroup
 
 sim: $(STAMP) ## run 10,000 schedules of the simulated cluster (tests run 500)
 	@$(BIN)/python -m tests.simulation --seed 1 --schedules 10000 --keep-going

@@ -132,7 +132,7 @@ class LimitedLink:
 
     def _remove(self) -> None:
         for index in range(WORKERS):
-            # By itself: a namespace takes its cables along only some time after its end, and the next link has the names.
+            # By itself: a namespace takes its cables along some time after its end, and the next link wants the names.
             _run("ip", "link", "del", f"{_bridge(self.pid)}-{index}")
             _run("ip", "netns", "del", self.namespace(index))
         _run("ip", "link", "del", _bridge(self.pid))
