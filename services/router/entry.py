@@ -63,6 +63,7 @@ class Entry:
         "story",
         "tickets",
         "too_small",
+        "transferring_s",
         "void_reads",
         "waiting",
     )
@@ -121,6 +122,8 @@ class Entry:
         self.dropped: frozenset[WorkerKey] = frozenset()
         """Decode workers that were told to stop this attempt: bound to one of them again, it is stopped at once."""
         self.read_until_s = NEVER_S
+        self.transferring_s = NEVER_S
+        """Since when D has had all that it needs to read."""
         self.resumed_tokens = len(self.generated)
         self.prefill_cached_tokens = 0
         self.local_hit_tokens = 0

@@ -11,7 +11,7 @@ from weir.lifecycle import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class BookLimits:
-    """Bounds. ``orphan_read_s``: how long D's read is waited for once its P is gone.
+    """Bounds. ``orphan_read_s``: how long a read may have taken by the time its P is gone.
 
     ``tenant_*`` are of each tenant, 0 is no bound of its own.
     """

@@ -178,6 +178,8 @@ class Ledger:
         """Change the state and tell the world."""
         check_transition(entry.state, state)
         entry.state = state
+        if state is RequestState.TRANSFERRING:
+            entry.transferring_s = now_s
         admission = entry.admission
         decoding = state is RequestState.DECODING or state is RequestState.FINISHED
         self.commands.append(

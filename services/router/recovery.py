@@ -192,9 +192,11 @@ class Recovery:
         if entry.first_token is not None and entry.decode is not None:
             if entry.read_done:
                 return
-            if entry.final_ticket:
-                entry.read_until_s = now_s + self._limits.orphan_read_s
-                self._timers.watch(entry, entry.read_until_s)
+            # One that fell silent was given up long after its KV could have been read.
+            until_s = entry.transferring_s + self._limits.orphan_read_s
+            if entry.final_ticket and now_s < until_s:
+                entry.read_until_s = until_s
+                self._timers.watch(entry, until_s)
                 return
         self.retry(entry, error, "prefill_lost", now_s, charged=charged, counts=counts)
 

@@ -276,6 +276,15 @@ def test_prefill_worker_lost_and_the_read_never_ends() -> None:
     assert stage.names() == ["Cancel decode-1 1", "BeginPrefill prefill-2 2", "BeginDecode decode-1 2"]
 
 
+def test_prefill_worker_lost_long_after_its_kv_could_have_been_read() -> None:
+    """It was silent before it was given up: the read had its time."""
+    stage = transferring(Stage(P1, P2, D1, orphan_read_s=2.0))
+    stage.advance(5.0)
+    stage.lose(P1)
+    stage.advance(0.1)
+    assert stage.names() == ["Cancel decode-1 1", "BeginPrefill prefill-2 2", "BeginDecode decode-1 2"]
+
+
 def test_prefill_worker_lost_before_its_last_ticket() -> None:
     stage = Stage(P1, P2, D1)
     stage.admit()
