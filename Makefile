@@ -28,7 +28,7 @@ demo: $(STAMP) ## serve the demo model through prefill and decode, ask it one qu
 	@$(BIN)/weir demo
 
 test: $(STAMP) ## run all tests, in two processes side by side
-	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadgroup
+	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --no-loadscope-reorder
 
 sim: $(STAMP) ## run 10,000 schedules of the simulated cluster (tests run 500)
 	@$(BIN)/python -m tests.simulation --seed 1 --schedules 10000 --keep-going

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-ROOT = Path(__file__).parent
-TOGETHER = (ROOT / "e2e" / "containers", ROOT / "e2e" / "faults")
+TOGETHER = ("tests/e2e/containers/", "tests/e2e/faults/")
 """Folders whose files share what is dear to make: images, a cluster."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class ByPlace(LoadScopeScheduling):  # type: ignore[misc]
     """A file is run by one process, and so are the folders named above."""
-    for item in items:
-        place = next((folder for folder in TOGETHER if folder in item.path.parents), item.path)
-        item.add_marker(pytest.mark.xdist_group(str(place.relative_to(ROOT))))
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPlace:
+    """See xdist's hooks."""
+    return ByPlace(config, log)

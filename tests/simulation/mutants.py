@@ -318,7 +318,7 @@ MUTANTS = [
     ),
     Mutant("lease ends twice", "a late completion finds an ended lease", _ends_twice, ["leaving", "leases"]),
     Mutant("foreign release", "a completion ends another request's lease", _foreign_release, ["calm"]),
-    Mutant("lease never lapses", "a lease outlives its deadline", _never_lapses, ["leases"]),
+    Mutant("lease never lapses", "a lease outlives its deadline", _never_lapses, ["churn"]),
     Mutant(
         "session loss ignored",
         "P keeps what a dead router left behind",
