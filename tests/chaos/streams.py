@@ -186,6 +186,7 @@ async def _settled(publishers: Publishers) -> None:
     async with asyncio.timeout(SETTLE_S):
         while publishers.pending:  # noqa: ASYNC110 - counts of other tasks
             await asyncio.sleep(0.01)
+        await asyncio.gather(*(bus.wait_sent() for bus in publishers.buses))
 
 
 async def _look(figures: Figures, server: EmbeddedNats, folder: Path, looker: NatsLink, publishers: Publishers) -> None:

@@ -122,6 +122,10 @@ class NatsBus:
             pending=len(self._outbox),
         )
 
+    async def wait_sent(self) -> None:
+        """Return when all that was published is with the server; ``pending`` does not count what is on its way."""
+        await self._idle.wait()
+
     async def close(self) -> None:
         """Send what is buffered for at most CLOSE_TIMEOUT_S; the link stays with its owner."""
         if self._sender is None:
