@@ -65,12 +65,12 @@ def decide_us(workers: int, decisions: int, rng: random.Random, reports: int) ->
         start_s = time.thread_time()
         choice = policy.choose(fleet.able(MODEL, demand), demand, now_s)
         deciding.append((time.thread_time() - start_s) * 1e6)
-        assert choice is not None
-        source = choice.prefill or choice.decode
-        assert source is not None
-        source.note(f"r{number}", now_s, PROMPT_TOKENS - choice.cached_tokens, 0, 0)
-        fleet.used(source)
-        prefixes.stored(source.key, hashes)
+        if choice is not None:  # a small fleet fills up: to wait is a decision too
+            source = choice.prefill or choice.decode
+            assert source is not None
+            source.note(f"r{number}", now_s, PROMPT_TOKENS - choice.cached_tokens, 0, 0)
+            fleet.used(source)
+            prefixes.stored(source.key, hashes)
         for _ in range(reports):
             sequence += 1
             now_s += 1e-4
