@@ -25,7 +25,7 @@ from weir.events.subjects import check_token
 from weir.ids import WorkerKey, mint_incarnation, mint_worker_id
 from weir.rpc.descriptors import Descriptors, raise_descriptor_limit
 from weir.rpc.limits import RpcLimits
-from weir.rpc.security import Part, load_security
+from weir.rpc.security import Part, Security, load_security
 from weir.rpc.server import RpcServer, install_stop_signals, serve
 from weir.services.worker.host import WorkerEdges, WorkerHost
 from weir.services.worker.parts import WorkerParts, build_parts, set_threads, warm_up
@@ -87,7 +87,7 @@ async def run(
     anybody has learnt of it; WorkerFailed when it had to stop.
     """
     config, clock = settings.worker, SystemClock()
-    load_security(settings.security, Part.SERVICE)
+    security = load_security(settings.security, Part.SERVICE)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     set_threads(config)
     key = WorkerKey(_worker_id(config), mint_incarnation(secrets.randbits))
@@ -97,7 +97,7 @@ async def run(
     parts = with_profile(parts, config, clock)
     transfer = make_transfer(config, parts, key, clock)
     try:
-        process = _Process(settings, key, parts, transfer, clock, tracer)
+        process = _Process(settings, key, parts, transfer, clock, tracer, security)
         await process.connect()
     except BaseException:
         await transfer.close()
@@ -120,9 +120,10 @@ class _Process:
         transfer: KvTransfer,
         clock: Clock,
         tracer: Tracer,
+        security: Security | None,
     ) -> None:
         self._settings = settings
-        self._security = load_security(settings.security, Part.SERVICE)
+        self._security = security
         self._key = key
         self._parts = parts
         self._transfer = transfer

@@ -213,3 +213,13 @@ def _name(command: Any) -> str:
         if value is not None:
             break
     return f"{kind} {command.worker.worker_id} {value}"
+
+
+def transferring(stage: Stage) -> Stage:
+    """Brings the request to TRANSFERRING, D1 reading, token 10 sent."""
+    stage.admit()
+    stage.sent()
+    stage.ticket(P1, "t1", final=True)
+    stage.first(P1, 10)
+    stage.sent()
+    return stage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.router.stage import D1, D2, M1, M2, P1, P2, PROMPT, Stage
+from tests.unit.router.stage import D1, D2, M1, M2, P1, P2, PROMPT, Stage, transferring
 from weir.errors import DeadlineExceeded, InvalidArgument, RequestCancelled, ResourceExhausted, Unavailable
 from weir.lifecycle import FinishReason, RequestState
 from weir.services.router.commands import PublishCancel, SendBeginDecode, SendBeginPrefill
@@ -20,16 +20,6 @@ def decoding(stage: Stage) -> Stage:
     stage.first(P1, 10)
     stage.read(D1)
     stage.tokens(D1, (11,), index=1)
-    stage.sent()
-    return stage
-
-
-def transferring(stage: Stage) -> Stage:
-    """Brings the request to TRANSFERRING, D1 reading, token 10 sent."""
-    stage.admit()
-    stage.sent()
-    stage.ticket(P1, "t1", final=True)
-    stage.first(P1, 10)
     stage.sent()
     return stage
 

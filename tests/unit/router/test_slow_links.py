@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from tests.unit.router.stage import D1, D2, P1, P2, Stage
+from tests.unit.router.stage import D1, D2, P1, P2, Stage, transferring
 from weir.services.router.commands import SendBeginDecode
-
-
-def transferring(stage: Stage) -> Stage:
-    """D1 reads, token 10 is sent."""
-    stage.admit()
-    stage.sent()
-    stage.ticket(P1, "t1", final=True)
-    stage.first(P1, 10)
-    stage.sent()
-    return stage
 
 
 def test_a_read_that_took_too_long_is_made_by_another_decode_worker() -> None:
